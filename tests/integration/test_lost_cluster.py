@@ -163,9 +163,17 @@ def test_what_is_in_objects_survives_the_loss_of_everything_else(
         refused = shell.outcome("restore", "--from", tier)
         assert (refused[0], first.name in refused[2]) == (1, True)
         assert "1 objects that the export names are not there" in refused[2]
+        assert "with --lose-missing their records are taken for lost" in refused[2]
+        less = shell.json("restore", "--from", tier, "--dry-run", "--lose-missing")
         hidden.rename(first)
         assert shell.json("restore", "--from", tier, "--dry-run")["dry_run"]
         told = shell.json("restore", "--from", tier)
+        fewer = [
+            a["log"]
+            for a, b in zip(less["logs"], told["logs"], strict=True)
+            if a["records"] < b["records"] and a["lost"] != b["lost"]
+        ]
+        assert fewer  # a fork shares the object
         assert "there is a namespace" in shell.outcome("restore", "--from", tier)[2]
     assert (told["cluster"], told["dry_run"]) == (exported["cluster"], False)
     assert 0 <= told["recovery_point_age_s"] < TIME_LIMIT_S

@@ -162,6 +162,20 @@ def missing_objects(export: Export, listed: Mapping[str, int]) -> list[str]:
     return sorted(url for url, size_bytes in named.items() if listed.get(url) != size_bytes)
 
 
+def without_objects(export: Export, urls: Collection[str]) -> Export:
+    """Return an export without the ledgers that name some objects, whose records are lost then."""
+    lost = frozenset(urls)
+
+    def is_whole(path: str, value: bytes) -> bool:
+        if not _LEDGER.fullmatch(path):
+            return True
+        ledger = decode(LedgerMetadata, value, source=path)
+        return lost.isdisjoint(f"{ledger.folder}/{each.name}" for each in ledger.objects)
+
+    kept = {path: value for path, value in export.nodes.items() if is_whole(path, value)}
+    return Export(export.header, kept)
+
+
 async def unnamed_objects(
     cold: ColdLedgers, export: Export, listed: Mapping[str, int]
 ) -> list[FoundObject]:

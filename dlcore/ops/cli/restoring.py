@@ -32,7 +32,7 @@ _SEGMENTS_SKIPPED = 100
     "place",
     required=True,
     metavar="PLACE",
-    help="The URL with exports and cold segments, or an exported file.",
+    help="The URL with exports and cold segments, or of an export, or a file.",
 )
 @click.option("--cluster", "cluster_id", metavar="ID", help="Which cluster, if there are several.")
 @click.option(
@@ -46,6 +46,9 @@ _SEGMENTS_SKIPPED = 100
 @click.option(
     "--only-exported", is_flag=True, help="Leave out segments that became cold after the export."
 )
+@click.option(
+    "--lose-missing", is_flag=True, help="Take records of missing objects for lost, and go on."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would be there.")
 @common_options
 def restore_command(
@@ -54,13 +57,14 @@ def restore_command(
     *,
     skip_segments: int,
     only_exported: bool,
+    lose_missing: bool,
     dry_run: bool,
 ) -> None:
     """Make a namespace again whose bookies and metadata are lost.
 
-    It has all logs of the newest export of `dlog metadata export`, with the records that are in
-    objects.  For each log it is shown what is lost.  New records get positions that no record
-    had.  If bookies are left, use `dlog metadata import` instead.
+    It has all logs of the newest export below a URL, or of the one that is named, with the records
+    that are in objects.  For each log it is shown what is lost.  New records get positions that no
+    record had.  If bookies are left, use `dlog metadata import` instead.
     """
     uri = namespace_uri()
     parsed, clock = parse_uri(uri), SystemClock()
@@ -72,7 +76,13 @@ def restore_command(
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         export = await _read(place, cluster_id)
-        made = await _rebuilt(paths, export, skip_segments, only_exported=only_exported)
+        made = await _rebuilt(
+            paths,
+            export,
+            skip_segments,
+            only_exported=only_exported,
+            lose_missing=lose_missing,
+        )
         changed_nodes(paths, made.export, clock.now_ms())  # it is of a namespace
         if dry_run:
             await require_empty(store, paths)
@@ -85,12 +95,22 @@ def restore_command(
 
 
 async def _rebuilt(
-    paths: NamespacePaths, export: Export, skip_segments: int, *, only_exported: bool
+    paths: NamespacePaths,
+    export: Export,
+    skip_segments: int,
+    *,
+    only_exported: bool,
+    lose_missing: bool,
 ) -> Rebuilt:
     """Return what remains of an export, with what became cold after it."""
     from dlcore.log.cold.reading import ColdLedgers
     from dlcore.ops.backup.adopting import adopted
-    from dlcore.ops.backup.in_store import listed_objects, missing_objects, unnamed_objects
+    from dlcore.ops.backup.in_store import (
+        listed_objects,
+        missing_objects,
+        unnamed_objects,
+        without_objects,
+    )
     from dlcore.ops.backup.rebuilding import rebuilt
 
     cold = ColdLedgers()
@@ -98,10 +118,15 @@ async def _rebuilt(
     if not only_exported:
         export = adopted(paths, export, await unnamed_objects(cold, export, listed))
     made = rebuilt(paths, export, segments_skipped=skip_segments)
-    if missing := missing_objects(made.export, listed):
+    missing = missing_objects(made.export, listed)
+    if missing and lose_missing:
+        whole = without_objects(export, missing)
+        made = rebuilt(paths, whole, segments_skipped=skip_segments)
+    elif missing:
         raise ObjectStoreError(
             f"{len(missing)} objects that the export names are not there, or not whole, such as "
-            f"{', '.join(missing[:_NAMES_SHOWN])}: nothing was made"
+            f"{', '.join(missing[:_NAMES_SHOWN])}: nothing was made; with --lose-missing their "
+            "records are taken for lost"
         )
     return made
 

@@ -23,6 +23,7 @@ from dlcore.ops.backup.in_store import (
     listed_objects,
     missing_objects,
     put_export,
+    without_objects,
 )
 from dlcore.ops.backup.rebuilding import LostRange, RebuiltLog, rebuilt
 from dlcore.ops.inspection import inspect_log
@@ -295,5 +296,24 @@ def test_objects_that_are_missing_or_cut() -> None:
         del scene.objects.stored[second]
         listed = await listed_objects(scene.objects, export)
         assert missing_objects(export, listed) == [first, second]
+
+    on_tier_scene(body, appends=3)
+
+
+def test_records_of_missing_objects_are_lost() -> None:
+    """Those of their segments from there on; the other segments stay."""
+
+    async def body(scene: TierScene) -> None:
+        records = await make_segments(scene)
+        export = await export_of(scene)
+        (segment,) = [s for s in await scene.log.get_log_segments() if s.lssn == 2]
+        gone = f"/{segment.extents[0].ledger_id}-"
+        missing = [url for url in scene.objects.stored if gone in url]
+        assert missing
+        for url in missing:
+            del scene.objects.stored[url]
+        other, told = await restore(scene, without_objects(export, missing))
+        assert told.lost == (LostRange(DLSN(2, 0, 0), DLSN(3, 0, 0)),)
+        await check_goes_on(other, told, [r for r in records if r.dlsn.lssn != 2])
 
     on_tier_scene(body, appends=3)
