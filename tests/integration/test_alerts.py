@@ -322,6 +322,38 @@ def test_a_cold_object_is_lost(watched: Watched, tmp_path: Path, operator: Opera
     require_fires(["DlogColdDamage"], tmp_path, before, during, watched.look)
 
 
+def test_an_export_that_fails(watched: Watched, tmp_path: Path, shell: Shell) -> None:
+    """A file is where its folder should be; once it is gone, there is an export."""
+    age = "dlog_autorecovery_export_age_seconds"
+    every_s, place = 0.5, tmp_path / "exports"
+    before = watched.look()
+    place.write_bytes(b"")
+    keys = {"export": f"file://{place}/here", "export_every_s": every_s}
+    words = [word for key in keys for word in ("--set", f"autorecovery.{key}={keys[key]}")]
+    shell.text("cluster", "settings", *words)
+
+    def is_old() -> bool:
+        return any(
+            name.startswith(age) and value > 4 * every_s for name, value in watched.look().items()
+        )
+
+    try:
+        wait_until(is_old, timeout_s=WAIT_S)
+        during = watched.look()
+        # The process took another port with its new settings.
+        operator = Operator(shell, {"autorecovery": watched.url("autorecovery")}, {})
+        assert "export of the metadata to file:" in operator.look("DlogExportOld")
+        place.unlink()
+        operator.act("DlogExportOld")
+        wait_until(lambda: shell.json("autorecovery", "status")["exported"], timeout_s=WAIT_S)
+        # So that the next one does not get due while the machine is busy.
+        shell.text("cluster", "settings", "--set", "autorecovery.export_every_s=3600")
+        require_fires(["DlogExportOld"], tmp_path, before, during, watched.look)
+    finally:
+        names = [word for key in keys for word in ("--unset", f"autorecovery.{key}")]
+        shell.text("cluster", "settings", *names)
+
+
 def test_the_metadata_store_stands_still(
     watched: Watched, tmp_path: Path, operator: Operator
 ) -> None:
