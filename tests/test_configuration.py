@@ -326,7 +326,7 @@ def test_each_setting_of_autorecovery_counts() -> None:
     others: set[_ServiceConfig] = set()
     for key, option in autorecovery_options().items():
         assert _ServiceConfig.of({key: option.default}, known.client) == known
-        other: object = "s3://bucket/logs" if key == "tier" else "debug"
+        other: object = "s3://bucket/logs" if key in {"tier", "export"} else "debug"
         if option.kind is not str:
             other = 2 * option.default  # type: ignore[operator]
         others.add(_ServiceConfig.of({"merge_run_weight_max": 2**27, key: other}, known.client))

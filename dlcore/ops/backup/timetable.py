@@ -1,4 +1,4 @@
-"""Which export of metadata is due, and which old ones go; pure.
+"""The time of the next export of metadata, and the old exports that go; pure.
 
 The driver is `dlcore/ops/upkeep/exporter.py`.
 """
