@@ -88,7 +88,8 @@ NOT_RUN = {
     "docs/package.md, text: pip install '.[cli,spark": INSTALLS,
     "docs/package.md, text: pip wheel . --no-deps -w": INSTALLS,
     "docs/tables.md, text: pip install 'distributed": INSTALLS,
-    "docs/restore.md, text: dlog metadata export s3:": "loses a cluster; "
+    "docs/restore.md, bash: python -m pytest -s test": "is a test itself",
+    "docs/restore.md, text: dlog cluster settings --": "loses a cluster; "
     "tests/integration/test_lost_cluster.py does so",
     "docs/restore.md, text: log     records  lost": SHOWS,
     "docs/tier.md, text: pip install 'distributed": "tests/integration/test_tier.py has one",
