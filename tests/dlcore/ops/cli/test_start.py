@@ -57,7 +57,7 @@ def modules_after(statement: str) -> list[str]:
             ("bookie", "dlcore.backends.direct.namespace", "kazoo", *FRAMES, *ARRAYS),
             235,
         ),
-(AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 376),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 376),
         (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 519),
         (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 345),
     ],
