@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("artifacts"))
     arguments = parser.parse_args()
     names = names_of(arguments.only)
+    arguments.data_dir = arguments.data_dir.resolve()  # a tier has a whole path
     arguments.data_dir.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True, width=_TABLE_WIDTH)
     times = Times(arguments.data_dir / "bench-times.json")
