@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,11 +40,12 @@ _STOP = "import os, signal, sys; os.kill(int(open(sys.argv[1]).read()), signal.S
 
 
 @contextmanager
-def running_sandbox() -> Iterator[dict[str, Any]]:
+def running_sandbox(bookies: int = 4) -> Iterator[dict[str, Any]]:
     """Yield what `dlog sandbox` says of a cluster that starts its processes again."""
     command = [sys.executable, "-m", "dlcore.ops.cli", "sandbox", "--json", "--restart"]
     # On ports of their own, so that a restarted process has the address that it had.
-    command += ["--bookies", "4", "--proxies", "2", "--base-port", str(free_ports(7))]
+    command += ["--bookies", str(bookies), "--proxies", "2"]
+    command += ["--base-port", str(free_ports(bookies + 3))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -150,3 +152,38 @@ def test_a_rolling_restart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
                 with namespace.open_log(name) as manager:
                     found = [v for batch in manager.read() for v in batch["value"].to_pylist()]
                 assert found == [b"%d" % number for number in range(count)]
+
+
+def _has(file: Path, text: str) -> bool:
+    return text in file.read_text()
+
+
+def test_a_proxy_that_was_not_restarted_takes_logs_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """After a command that fails, and after Ctrl-C and SIGTERM while the command runs."""
+    with running_sandbox(bookies=1) as told:
+        shell = Shell(told["uri"], capsys)
+        proxies = sorted(each["location"] for each in told["proxies"])
+
+        def serving() -> list[str]:
+            rows = shell.json("proxy", "list")
+            return sorted(row["location"] for row in rows if row["state"] == "serves")
+
+        restart = ("cluster", "restart", "--yes", "--proxies")
+        code, _, err = shell.outcome(*restart, "false")
+        assert code == 1
+        assert f"letting {proxies[0]} take logs again" in err
+        assert serving() == proxies
+
+        command = [sys.executable, "-m", "dlcore.ops.cli", "--uri", told["uri"], *restart]
+        for stop, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            report = tmp_path / str(code)
+            with (
+                report.open("w") as out,
+                subprocess.Popen([*command, "sleep 600"], stderr=out) as process,
+            ):
+                wait_until(partial(_has, report, "restarting "), timeout_s=120)
+                process.send_signal(stop)
+                assert process.wait(120) == code
+            assert serving() == proxies

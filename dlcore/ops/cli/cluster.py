@@ -105,7 +105,7 @@ def restart_cluster(bookies: str | None, proxies: str | None, wait_s: float, *, 
     COMMAND is run for each of them, here and without a shell, with {name}, {host} and {port} filled
     in.  None is restarted before all are ready and no ledger lacks a replica; a proxy hands its
     logs over first.  The command stops at the first failure, and when something takes longer than
-    --wait.
+    --wait; a proxy that was not restarted then takes logs again.
     """
     commands = {False: bookies, True: proxies}
     for command in filter(None, commands.values()):

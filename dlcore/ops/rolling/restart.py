@@ -7,7 +7,9 @@ ones, which take nothing, then the others rack by rack.  Proxies follow; each ha
 first.
 
 A member is back when it is ready in another life than before: a command that restarted nothing does
-not count.  Whatever fails, or takes longer than the patience, stops the rest.
+not count.  Whatever fails, takes longer than the patience, or interrupts it, stops the rest.  A
+proxy that was drained until then takes logs again first, or the outcome says that it could not be
+told.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Phase(State):
     DRAINING = "a proxy hands its logs over"
     RESTARTING = "the command of a member runs"
     RETURNING = "a restarted member must be ready again"
+    UNDRAINING = "something stopped it, and a drained proxy must take logs again"
     ENDED = "all are restarted, or something stopped it"
 
 
@@ -44,12 +47,18 @@ TRANSITIONS = Transitions(
             Phase.RESTARTING: "all is well, a bookie is next",
             Phase.ENDED: "all is well and none is left, or it took too long",
         },
-        Phase.DRAINING: {Phase.RESTARTING: "it owns no log", Phase.ENDED: "it failed"},
-        Phase.RESTARTING: {Phase.RETURNING: "the command ended", Phase.ENDED: "it failed"},
+        Phase.DRAINING: {Phase.RESTARTING: "it owns no log", Phase.UNDRAINING: "it failed"},
+        Phase.RESTARTING: {
+            Phase.RETURNING: "the command ended",
+            Phase.UNDRAINING: "it failed for a proxy",
+            Phase.ENDED: "it failed for a bookie",
+        },
         Phase.RETURNING: {
             Phase.WAITING: "it is ready in another life",
-            Phase.ENDED: "it took too long",
+            Phase.UNDRAINING: "a proxy took too long",
+            Phase.ENDED: "a bookie took too long",
         },
+        Phase.UNDRAINING: {Phase.ENDED: "it takes logs, or could not be told"},
         Phase.ENDED: {},
     },
 )
@@ -89,6 +98,7 @@ class Signal(enum.Enum):
     """An event that carries nothing."""
 
     BEGIN = "the restart begins"
+    INTERRUPTED = "the last effect is given up, and nothing more is restarted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Undrain:
+    """Make a proxy take logs again."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class Restarted:
     """The outcome; `reason` says why it stopped early, "" if all members were restarted."""
 
@@ -142,7 +159,7 @@ class Restarted:
     reason: str = ""
 
 
-Work: TypeAlias = Look | Drain | Run
+Work: TypeAlias = Look | Drain | Run | Undrain
 Effect: TypeAlias = Work | Ended[Restarted]
 
 
@@ -173,6 +190,7 @@ class RollingRestart(StepMachine[Phase, Event, Work, Restarted]):
         self._patience_s = patience_s
         self._since_s = now_s
         self._life = ""  # of the member in turn, before its restart
+        self._reason = ""  # why it stops, while a proxy takes logs again
 
     def handle(self, event: Event) -> Effect:
         """Return the effect of an event."""
@@ -184,8 +202,10 @@ class RollingRestart(StepMachine[Phase, Event, Work, Restarted]):
                 return self._waited(event) if self.state is Phase.WAITING else self._returned(event)
             case Stepped(now_s):
                 return self._stepped(now_s)
+            case Signal.INTERRUPTED:
+                return self._failed("interrupted")
             case CallFailed(error):
-                return self._end(str(error))
+                return self._failed(str(error))
             case _:
                 assert_never(event)
 
@@ -210,6 +230,8 @@ class RollingRestart(StepMachine[Phase, Event, Work, Restarted]):
         return f"{seen.missing} ledgers lack a replica" if seen.missing else ""
 
     def _stepped(self, now_s: float) -> Effect:
+        if self.state is Phase.UNDRAINING:
+            return self._end(self._reason)
         if self.state is Phase.DRAINING:
             self._become(Phase.RESTARTING)
             return Run(self._left[0])
@@ -230,8 +252,25 @@ class RollingRestart(StepMachine[Phase, Event, Work, Restarted]):
 
     def _look_again(self, now_s: float, trouble: str) -> Effect:
         if now_s - self._since_s > self._patience_s:
-            return self._end(f"{trouble}, after {self._patience_s:g} s")
+            return self._stop(f"{trouble}, after {self._patience_s:g} s")
         return Look(LOOK_S)
+
+    def _failed(self, error: str) -> Effect:
+        if self.state is not Phase.UNDRAINING:
+            return self._stop(error)
+        location = self._left[0].name
+        return self._end(
+            f"{self._reason}; and {location} was drained, and cannot be told to take logs again "
+            f"({error}): if it runs, call dlog proxy undrain --endpoint {location}"
+        )
+
+    def _stop(self, reason: str) -> Effect:
+        touched = self.state in (Phase.DRAINING, Phase.RESTARTING, Phase.RETURNING)
+        if not (touched and self._left[0].is_proxy):
+            return self._end(reason)
+        self._become(Phase.UNDRAINING)
+        self._reason = reason
+        return Undrain(self._left[0])
 
     def _end(self, reason: str) -> Effect:
         self._become(Phase.ENDED)

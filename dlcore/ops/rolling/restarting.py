@@ -27,6 +27,7 @@ from dlcore.ops.rolling.restart import (
     Seen,
     Signal,
     Stepped,
+    Undrain,
     Work,
 )
 
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
 
     from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.flight.answers import NoAnswer
 
 _DRAIN_PATIENCE_S = 60.0
+_UNDRAIN_PATIENCE_S = 15.0
+"""Shorter: an operator waits for it after Ctrl-C, and the proxy may be down."""
 _OUTPUT_MAX = 500
 
 
@@ -81,7 +85,10 @@ class Restarter:
     async def restart(
         self, members: Sequence[Member], chosen: Sequence[Member], *, patience_s: float
     ) -> Restarted:
-        """Restart the chosen of all members, one after the other; return how it ended."""
+        """Restart the chosen of all members, one after the other; return how it ended.
+
+        When it is cancelled, a proxy that is drained takes logs again before it ends.
+        """
         now_s = asyncio.get_running_loop().time
         machine = RollingRestart(members, chosen, patience_s=patience_s, now_s=now_s())
 
@@ -92,7 +99,10 @@ class Restarter:
                     return await self._look(members)
                 case Drain(member):
                     self._report(f"draining {member.name}")
-                    await self._drain(member)
+                    await self._tell(member, actions.DRAIN, patience_s=_DRAIN_PATIENCE_S)
+                case Undrain(member):
+                    self._report(f"letting {member.name} take logs again")
+                    await self._tell(member, actions.UNDRAIN, patience_s=_UNDRAIN_PATIENCE_S)
                 case Run(member):
                     self._report(f"restarting {member.name}")
                     await self._run(member)
@@ -100,7 +110,12 @@ class Restarter:
                     assert_never(work)
             return Stepped(now_s())
 
-        return await run_to_end(machine, Signal.BEGIN, answer_of)
+        try:
+            return await run_to_end(machine, Signal.BEGIN, answer_of)
+        except asyncio.CancelledError:
+            ended = await run_to_end(machine, Signal.INTERRUPTED, answer_of)
+            self._report(f"stopped: {ended.reason}")
+            raise
 
     async def _look(self, members: Sequence[Member]) -> Seen:
         ports = self._namespace.ports
@@ -126,11 +141,13 @@ class Restarter:
         missing = [ledger_id async for ledger_id in listed.ledger_ids()]
         return Seen(lives, len(missing), asyncio.get_running_loop().time())
 
-    async def _drain(self, member: Member) -> None:
+    async def _tell(
+        self, member: Member, action: actions.Action[NoRequest, NoAnswer], *, patience_s: float
+    ) -> None:
         async with Endpoint(
-            member.name, patience_s=_DRAIN_PATIENCE_S, tls=self._tls, token=self._token
+            member.name, patience_s=patience_s, tls=self._tls, token=self._token
         ) as calls:
-            await act(calls, actions.DRAIN, NoRequest())
+            await act(calls, action, NoRequest())
 
 
 def command_of(template: str, member: Member) -> list[str]:

@@ -17,6 +17,7 @@ from dlcore.ops.rolling.restart import (
     Seen,
     Signal,
     Stepped,
+    Undrain,
     order_of,
 )
 
@@ -101,7 +102,8 @@ def test_a_step_that_fails() -> None:
     """A drain or a command."""
     one = machine(PROXY)
     assert one.handle(Seen(WELL, 0, 0.0)) == Drain(PROXY)
-    assert one.handle(CallFailed(DLError("busy"))) == Ended(Restarted((), "busy"))
+    assert one.handle(CallFailed(DLError("busy"))) == Undrain(PROXY)
+    assert one.handle(Stepped(1.0)) == Ended(Restarted((), "busy"))
     two = machine(ONE, TWO)
     two.handle(Seen(WELL, 0, 0.0))
     two.handle(Stepped(1.0))
@@ -109,3 +111,38 @@ def test_a_step_that_fails() -> None:
     assert two.handle(CallFailed(DLError("exit code 1"))) == Ended(
         Restarted(("one",), "exit code 1")
     )
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_drained_proxy_takes_logs_again(steps: int) -> None:
+    """Whatever stops its restart: while it is drained, while the command runs, and after that."""
+    one = machine(PROXY)
+    one.handle(Seen(WELL, 0, 0.0))
+    for _ in range(steps):
+        one.handle(Stepped(1.0))
+    assert one.handle(Signal.INTERRUPTED) == Undrain(PROXY)
+    assert one.handle(Stepped(2.0)) == Ended(Restarted((), "interrupted"))
+
+
+def test_a_proxy_that_does_not_come_back() -> None:
+    """It takes logs again, or the outcome says how to make it do so."""
+    one = machine(PROXY, patience_s=3.0)
+    one.handle(Seen(WELL, 0, 0.0))
+    one.handle(Stepped(1.0))
+    one.handle(Stepped(2.0))
+    lives = {"one": "1", "two": "1"}
+    assert one.handle(Seen(lives, 0, 5.0)) == Look(LOOK_S)
+    assert one.handle(Seen(lives, 0, 5.5)) == Undrain(PROXY)
+    ended = one.handle(CallFailed(DLError("refused")))
+    assert isinstance(ended, Ended)
+    assert isinstance(ended.outcome, Restarted)
+    assert ended.outcome.reason == (
+        f"{PROXY.name}: not ready, after 3 s; and {PROXY.name} was drained, and cannot be told to "
+        f"take logs again (refused): if it runs, call dlog proxy undrain --endpoint {PROXY.name}"
+    )
+
+
+def test_an_interruption_before_anything_is_touched() -> None:
+    """Nothing is done."""
+    one = machine(PROXY)
+    assert one.handle(Signal.INTERRUPTED) == Ended(Restarted((), "interrupted"))
