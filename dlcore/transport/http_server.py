@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dlcore.access.entrances import Entrance
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    Unknown = Callable[[str, str, int], dict[str, str] | None]
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +73,23 @@ class HttpBounds:
 
 
 class HttpServer(AsyncClosing):
-    """Serves from `start` to `aclose`."""
+    """Serves from `start` to `aclose`.
 
-    def __init__(self, routes: Sequence[Route], bounds: HttpBounds) -> None:
+    Args:
+        routes: what it serves.
+        bounds: the most that callers may take.
+        unknown: gives the JSON value of an answer without an entrance, by method, path and status;
+            None: the answer is the status in words.
+    """
+
+    def __init__(
+        self, routes: Sequence[Route], bounds: HttpBounds, unknown: Unknown | None = None
+    ) -> None:
         with missing_packages_explained():
             from aiohttp import web  # processes without a port need it not
 
         self._bounds = bounds
+        self._unknown = unknown
         self._streams: set[web.AbstractRoute] = set()
 
         @web.middleware
@@ -117,13 +128,16 @@ class HttpServer(AsyncClosing):
         port: int,
         tls: Callable[[], ssl.SSLContext] | None = None,
         bounds: HttpBounds | None = None,
+        unknown: Unknown | None = None,
     ) -> HttpServer:
         """Listen at an address; `tls` returns the context for the next connections.
+
+        `bounds` and `unknown` are those of the class.
 
         Raises:
             ConfigurationError: the port is taken, or the host is no address of this machine.
         """
-        server = cls(routes, bounds or HttpBounds())
+        server = cls(routes, bounds or HttpBounds(), unknown)
         try:
             await server._listen(host, port, tls)
         except BaseException:
@@ -182,9 +196,7 @@ class HttpServer(AsyncClosing):
                 try:
                     response = await handler(request)
                 except web.HTTPException as error:
-                    response = web.Response(
-                        status=error.status, text=f"{error.reason}\n", headers=_kept(error)
-                    )
+                    response = self._failed(request, error)
                 with suppress(ConnectionError):  # the caller has gone
                     await response.prepare(request)
                     await response.write_eof()
@@ -200,6 +212,16 @@ class HttpServer(AsyncClosing):
                 request.transport.abort()
             raise ConnectionResetError("the request took too long") from None
         return response
+
+    def _failed(self, request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+        from aiohttp import web
+
+        told = None
+        if self._unknown is not None and request.match_info.http_exception is not None:
+            told = self._unknown(request.method, request.path, error.status)
+        if told is not None:
+            return web.json_response(told, status=error.status, headers=_kept(error))
+        return web.Response(status=error.status, text=f"{error.reason}\n", headers=_kept(error))
 
 
 class _Refusal(asyncio.Protocol):

@@ -249,6 +249,12 @@ class Door:
             self._open[kind] -= 1
 
 
+def unknown(method: str, path: str, status: int) -> dict[str, str] | None:
+    """Return the value of an answer to a path or method that nobody serves; None for others."""
+    error = requests.unknown(method, path, status)
+    return None if error is None else error_value(error)
+
+
 def failure(error: DLError) -> web.Response:
     """Return the answer for an error."""
     return web.json_response(error_value(error), status=status_of(error), headers=headers_of(error))
@@ -289,7 +295,10 @@ def _batch_of(kind: str, body: bytes, schema: pa.Schema | None) -> pa.RecordBatc
 async def _reader(manager: DistributedLogManager, asked: requests.Reading) -> AsyncLogReader:
     columns = None
     if asked.columns is not None:
-        columns = [*(each.name for each in typed_read_fields()), *asked.columns]
+        schema = await manager.get_schema()
+        names = None if schema is None else schema.names
+        chosen = requests.columns_of(asked.columns, names, manager.name)
+        columns = [*(each.name for each in typed_read_fields()), *chosen]
     dlsn = asked.dlsn
     if asked.at_end:
         count = end_count(await manager.get_snapshot())

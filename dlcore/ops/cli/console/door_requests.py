@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +20,7 @@ from dlcore.base.errors import (
     ConfigurationError,
     LogRecordTooLongError,
     UnauthenticatedError,
+    UnknownActionError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.stamp import GENERATED_PREFIX, TOKEN_BYTES, Claim
@@ -172,6 +174,38 @@ def read_of(
         columns=None if columns is None else tuple(columns.split(",")),
         is_stream=is_stream,
     )
+
+
+def unknown(method: str, path: str, status: int) -> UnknownActionError | None:
+    """Return the error of a request that the table of entrances has not; None outside the door."""
+    if not f"{path}/".startswith("/v1/"):
+        return None
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return UnknownActionError(f"method {method}: expected GET to read, or POST to append")
+    return UnknownActionError(
+        f"path {path!r}: expected /v1/logs/LOG/records with the name of a log, as in "
+        "/v1/logs/team/clicks/records"
+    )
+
+
+def columns_of(asked: tuple[str, ...], schema: Sequence[str] | None, log: str) -> list[str]:
+    """Return the columns asked for, of a log with these; None: of a log of bytes.
+
+    Raises: ConfigurationError.
+    """
+    given = ",".join(asked)
+    if schema is None:
+        raise ConfigurationError(
+            f"columns={given!r}: log {log!r} is a log of bytes, which has no columns: leave "
+            "columns out"
+        )
+    for name in asked:
+        if name not in schema or asked.count(name) > 1:
+            raise ConfigurationError(
+                f"columns={given!r}: {name!r} is no column of log {log!r}, or named twice: "
+                f"expected some of {','.join(schema)}"
+            )
+    return list(asked)
 
 
 def _repeated(query: Sequence[tuple[str, str]]) -> str:

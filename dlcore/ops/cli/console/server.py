@@ -21,7 +21,7 @@ from dlcore.base.http_options import address_of, is_loopback
 from dlcore.base.ids import DLSN
 from dlcore.ops.cli.console import entrances
 from dlcore.ops.cli.console.changing import Asked, Changing
-from dlcore.ops.cli.console.door import Door, failure
+from dlcore.ops.cli.console.door import Door, failure, unknown
 from dlcore.ops.cli.console.door_requests import BODY_BYTES_MAX
 from dlcore.ops.cli.console.guard import POLICY, Guard
 from dlcore.ops.cli.console.looking import Looking
@@ -88,7 +88,9 @@ class Console:
     ) -> HttpServer:
         """Start the port.  Raises: ConfigurationError."""
         bounds = HttpBounds(connections=64, request_s=_REQUEST_S, body_bytes=BODY_BYTES_MAX)
-        server = await HttpServer.start(self.routes(), host=host, port=port, tls=tls, bounds=bounds)
+        server = await HttpServer.start(
+            self.routes(), host=host, port=port, tls=tls, bounds=bounds, unknown=unknown
+        )
         scheme = "http" if tls is None else "https"
         names = {host.lower(), *(("localhost", "127.0.0.1", "[::1]") if is_loopback(host) else ())}
         origins = {f"{scheme}://{address_of(name, server.port)}" for name in names}

@@ -196,6 +196,58 @@ def test_reading_by_position() -> None:
     with_proxies("clicks")(scenario)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "told"),
+    [
+        ("GET", "/v1", 404, "path '/v1': expected /v1/logs/LOG/records"),
+        ("POST", "/v1/logs/clicks/record", 404, "path '/v1/logs/clicks/record': expected /v1/logs"),
+        ("DELETE", "/v1/logs/clicks/records", 405, "method DELETE: expected GET to read, or POST"),
+    ],
+)
+def test_paths_and_methods_that_nobody_serves(
+    method: str, path: str, status: int, told: str
+) -> None:
+    """Their answers have the form of all errors; other paths are not the door's."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            async with caller.session.request(method, f"{caller.url}{path}") as answer:
+                assert (answer.status, answer.content_type) == (status, "application/json")
+                value = await answer.json()
+                assert value["kind"] == "UnknownActionError"
+                assert value["error"].startswith(told)
+            async with caller.session.get(f"{caller.url}/v2") as answer:
+                assert (answer.status, await answer.text()) == (404, "Not Found\n")
+
+    with_proxies("clicks")(scenario)
+
+
+def test_columns_that_a_log_has_not() -> None:
+    """The error names what the caller wrote, and what the log has."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            status, told = await caller.read(columns="value")
+            assert status == 400
+            assert told[0]["error"] == (
+                "columns='value': log 'clicks' is a log of bytes, which has no columns: leave "
+                "columns out"
+            )
+            schema = pa.schema([("city", pa.string()), ("fare", pa.float64())])
+            await proxies.cluster.namespaces[0].create_log("typed", schema=schema)
+            for columns, wrong in (("citty", "citty"), ("city,city", "city"), ("", "")):
+                status, told = await caller.read("typed", columns=columns)
+                assert status == 400
+                assert told[0]["error"] == (
+                    f"columns={columns!r}: {wrong!r} is no column of log 'typed', or named twice: "
+                    "expected some of city,fare"
+                )
+
+    with_proxies("clicks")(scenario)
+
+
 def test_positions_that_were_truncated_are_gone() -> None:
     """Who asks for one is told, and does not get what follows as if nothing lacked."""
 
