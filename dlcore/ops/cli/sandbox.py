@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shlex
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from dlcore.ops.cli.output import show_json
 _POLL_S = 1.0
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from dlcore.ops.sandbox.cluster import AutoRecoveryProcess, Bookie, Proxy, Sandbox
@@ -96,48 +97,77 @@ def sandbox_command(
     """Run a whole cluster on this machine, until interrupted.
 
     Metadata server, bookies, proxies and auto-recovery are processes of their own.  Print the
-    namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
+    namespace URI when all are ready.  SIGINT (Ctrl-C), SIGTERM and the end of the terminal stop
+    them cleanly.
     """
     from dlcore.ops.sandbox.cluster import Sandbox
 
     click.get_current_context().obj[ROLE_KEY] = "sandbox"
     logs = (f"--log-format={log_format()}",)
-    if uri_file is not None:
-        # A program that waits for the file must not find one of an earlier run.
-        _remove(uri_file)
-    with _stop_signals() as stopped:
-        try:
-            with Sandbox(
-                bookies=bookies,
-                base_port=base_port,
-                data_dir=data_dir,
-                racks=racks,
-                proxies=proxies,
-                autorecovery=autorecovery,
-                secure=secure,
-                zookeeper=zookeeper,
-                bookie_options=logs,
-                proxy_options=logs,
-                autorecovery_options=logs,
-            ) as sandbox:
-                _announce(sandbox, uri_file)
-                _watch(sandbox, stopped, restarts=restart)
-        finally:
-            if uri_file is not None:
-                _remove(uri_file)
+    with (
+        _stop_signals() as stopping,
+        _uri_file(uri_file) as write_uri,
+        Sandbox(
+            bookies=bookies,
+            base_port=base_port,
+            data_dir=data_dir,
+            racks=racks,
+            proxies=proxies,
+            autorecovery=autorecovery,
+            secure=secure,
+            zookeeper=zookeeper,
+            bookie_options=logs,
+            proxy_options=logs,
+            autorecovery_options=logs,
+            report=stopping.while_starting,
+        ) as sandbox,
+    ):
+        stopping.has_started()
+        write_uri(sandbox.uri)
+        _announce(sandbox)
+        _watch(sandbox, stopping.event, restarts=restart)
+
+
+class _Stopping:
+    """Signals that end the command: its event, or while the cluster starts, an exception.
+
+    A start is given up between two of its steps, and not in one.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._number = 0
+        self._gives_up = True
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        """Take a signal."""
+        self._number = number
+        self.event.set()
+
+    def while_starting(self, _: str) -> None:
+        """Raise, once, if a signal came: a stop makes steps as well."""
+        if not self.event.is_set() or not self._gives_up:
+            return
+        self._gives_up = False
+        if self._number == signal.SIGINT:
+            raise click.Abort
+        raise SystemExit(128 + self._number)
+
+    def has_started(self) -> None:
+        """From now on signals only set the event."""
+        self._gives_up = False
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Turn SIGINT and SIGTERM into an event, so that they do not interrupt a start or a stop."""
-    stopped = threading.Event()
-
-    def stop(_: int, __: FrameType | None) -> None:
-        stopped.set()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+def _stop_signals() -> Iterator[_Stopping]:
+    """Take the signals that end the command; under nohup, which ignores SIGHUP, not that one."""
+    stopping = _Stopping()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, stopping.receive) for number in numbers}
     try:
-        yield stopped
+        yield stopping
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -161,9 +191,7 @@ def _watch(sandbox: Sandbox, stopped: threading.Event, *, restarts: bool) -> Non
             click.echo(f"{each.name} ended; its output is in {each.log_path}", err=True)
 
 
-def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
-    if uri_file is not None:
-        _write(uri_file, sandbox.uri)
+def _announce(sandbox: Sandbox) -> None:
     made, tls = sandbox.certificates, sandbox.tls
     if wants_json():
         show_json(
@@ -200,18 +228,57 @@ def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
     click.echo(f"export {variable}    # for dlog in another terminal; Ctrl-C stops")
 
 
-def _write(path: Path, uri: str) -> None:
+@contextmanager
+def _uri_file(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Yield what writes the URI to the file, which is removed after the block.
+
+    Until then it is locked, so that no other sandbox takes it.
+    """
+    if path is None:
+        yield lambda _: None
+        return
+    _take(path)
     # Renamed into place: a program that waits for the file finds it complete.
     partial = path.with_name(path.name + ".partial")
+    with ExitStack() as held:
+
+        def write(uri: str) -> None:
+            try:
+                file = held.enter_context(partial.open("w", encoding="utf-8"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.write(uri + "\n")
+                file.flush()
+                partial.replace(path)
+            except OSError as error:
+                raise _unusable(path, "write", error) from error
+            held.callback(_remove, path)
+
+        yield write
+
+
+def _take(path: Path) -> None:
+    """Remove a file of an earlier run, which a program that waits for the file must not find."""
     try:
-        partial.write_text(uri + "\n", encoding="utf-8")
-        partial.replace(path)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path)
+    except FileNotFoundError:
+        return
+    except BlockingIOError:
+        raise ConfigurationError(
+            f"uri-file={str(path)!r} is that of a sandbox that runs: expected another file, or "
+            "none that runs"
+        ) from None
     except OSError as error:
-        raise ConfigurationError(f"uri-file={str(path)!r}: cannot write it: {error}") from error
+        raise _unusable(path, "remove", error) from error
 
 
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"uri-file={str(path)!r}: cannot remove it: {error}") from error
+        raise _unusable(path, "remove", error) from error
+
+
+def _unusable(path: Path, what: str, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"uri-file={str(path)!r}: cannot {what} it: {error}")

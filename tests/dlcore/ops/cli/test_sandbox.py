@@ -242,3 +242,71 @@ def test_a_uri_file_that_cannot_be_is_refused_before_anything_starts(
     place = str(tmp_path / "file" / "uri")
     assert run(["sandbox", "--uri-file", place]) == EXIT_USAGE
     assert f"error: uri-file={place!r}: cannot remove it" in capsys.readouterr().err
+
+
+def test_the_uri_file_of_a_sandbox_that_runs_stays(tmp_path: Path) -> None:
+    """Another sandbox that is to have the same file is refused; one that was killed left it free.
+
+    The end of the terminal (SIGHUP) stops it as Ctrl-C does.
+    """
+    uri_file = tmp_path / "uri"
+    uri_file.write_text("left by one that was killed\n")
+    options = ["--bookies", "1", "--proxies", "0", "--no-autorecovery", "--uri-file", str(uri_file)]
+    with sandbox_process(*options, stop=signal.SIGHUP) as announced:
+        refused = subprocess.run(
+            [sys.executable, "-m", "dlcore.ops.cli", "sandbox", *options],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert refused.returncode == EXIT_USAGE
+        assert f"uri-file={str(uri_file)!r} is that of a sandbox that runs" in refused.stderr
+        assert uri_file.read_text().strip() == announced["uri"]
+    assert not uri_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "told"),
+    [(signal.SIGINT, 130, "error: interrupted"), (signal.SIGTERM, 143, "")],
+)
+def test_a_start_that_is_interrupted_is_given_up(
+    tmp_path: Path, stop: signal.Signals, code: int, told: str
+) -> None:
+    """The cluster is not announced, and nothing of it runs on."""
+    log = tmp_path / "data" / "metadata" / "metadata-server.log"
+    command = [sys.executable, "-m", "dlcore.ops.cli", "sandbox", "--data-dir", str(log.parents[1])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        deadline = time.monotonic() + WAIT_S
+        while not log.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(stop)
+        out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out, err.strip()) == (code, "", told)
+    folder = str(log.parents[1]).encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            assert folder not in path.read_bytes()
+
+
+def test_ctrl_c_while_the_command_is_loaded() -> None:
+    """It ends with a line and the same code as later."""
+    program = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'dlcore.ops.cli.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "import dlcore.ops.cli\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
