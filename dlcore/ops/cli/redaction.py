@@ -87,7 +87,6 @@ def redact_log(
         ),
         is_long=True,
     )
-    show_fields({**fields_of(receipt), "audit_file": str(audit_file)})
     if not receipt.rows and not receipt.is_purged:
         note("no row was found; --purge removes copies of records that the log has no more")
     if receipt.left:
@@ -127,6 +126,8 @@ async def _redact(
         with Progress() as progress:
             redactor = await _opened(namespace, log, where, progress, patience_s=patience_s)
             receipt = await redactor.redact(purge=purge)
+        # Shown first: the audit log may be full, and only here is the salt.
+        show_fields({**fields_of(receipt), "audit_file": str(audit_file)})
         _write(audit, receipt)
     finally:
         await audit.aclose()

@@ -6,11 +6,10 @@ Method: a console and proxies on one loop, over metadata and bookies in memory, 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pyarrow as pa
@@ -19,7 +18,7 @@ import pytest
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.records import LogRecord
 from dlcore.ops.cli.console import door
-from dlcore.ops.cli.console.server import Console
+from tests.fixtures.http_door import EVENTS, JSON, LINES, Caller, door_of, next_event, served
 from tests.fixtures.memory_namespace import on_log
 from tests.fixtures.served_proxies import with_proxies
 from tests.fixtures.tokens import Issuer
@@ -28,94 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dlcore.api.namespace import Namespace
     from dlcore.backends.direct.log import DirectLog
     from tests.fixtures.memory_namespace import MemoryCluster
     from tests.fixtures.served_proxies import Proxies
-
-JSON = {"Content-Type": "application/json"}
-EVENTS = {"Accept": "text/event-stream"}
-LINES = b'{"n": 1}\n{"n": 2}\n'
-
-
-class Caller:
-    """A program that asks a console."""
-
-    def __init__(self, console: Console, port: int, session: aiohttp.ClientSession) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.secret = console.secret
-        self.session = session
-
-    def bearer(self, token: str | None) -> dict[str, str]:
-        """Return the header of a token; the console's secret by default, "" for none."""
-        token = self.secret if token is None else token
-        return {"Authorization": f"Bearer {token}"} if token else {}
-
-    async def append(
-        self,
-        body: bytes,
-        key: str = "k",
-        *,
-        log: str = "clicks",
-        token: str | None = None,
-        **headers: str,
-    ) -> tuple[int, Any]:
-        """Append; return the status and the value of the answer."""
-        sent = JSON | {"Idempotency-Key": key} | self.bearer(token) | headers
-        url = f"{self.url}/v1/logs/{log}/records"
-        async with self.session.post(url, data=io.BytesIO(body), headers=sent) as answer:
-            assert answer.content_type == "application/json"
-            return answer.status, await answer.json()
-
-    async def read(
-        self, log: str = "clicks", *, token: str | None = None, **query: str
-    ) -> tuple[int, list[Any]]:
-        """Return the status and the values of the lines."""
-        url, names = f"{self.url}/v1/logs/{log}/records", {"from_": "from"}
-        params = {names.get(name, name): value for name, value in query.items()}
-        async with self.session.get(url, params=params, headers=self.bearer(token)) as answer:
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            lines = (await answer.read()).splitlines()
-            return answer.status, [json.loads(line) for line in lines]
-
-    @asynccontextmanager
-    async def events(self, log: str = "clicks", last: str = "", **query: str) -> AsyncIterator[Any]:
-        """Open a stream of events."""
-        headers = EVENTS | self.bearer(None) | ({"Last-Event-ID": last} if last else {})
-        url, params = f"{self.url}/v1/logs/{log}/records", {"from": "earliest"} | query
-        async with self.session.get(url, params=params, headers=headers) as answer:
-            yield answer
-
-
-async def next_event(answer: aiohttp.ClientResponse) -> tuple[str, str, Any]:
-    """Return the name, the id and the value of the next event; comments are left out."""
-    block = b":"
-    while block.startswith(b":"):
-        block = await answer.content.readuntil(b"\n\n")
-    fields = dict(line.split(": ", 1) for line in block.decode().strip().split("\n"))
-    return fields.get("event", ""), fields.get("id", ""), json.loads(fields["data"])
-
-
-@asynccontextmanager
-async def served(namespace: Namespace, **arguments: Any) -> AsyncIterator[Caller]:
-    """Serve a console."""
-    console = Console(namespace, **arguments)
-    async with (
-        await console.serve(host="127.0.0.1", port=0) as server,
-        aiohttp.ClientSession() as session,
-    ):
-        yield Caller(console, server.port, session)
-
-
-@asynccontextmanager
-async def door_of(proxies: Proxies, **arguments: Any) -> AsyncIterator[Caller]:
-    """Serve a console over all of these proxies that lets clients append."""
-    endpoint = "grpc://" + ",".join(each.address for each in proxies.servers)
-    async with (
-        await open_namespace(endpoint) as namespace,
-        served(namespace, endpoint=endpoint, appends=True, **arguments) as caller,
-    ):
-        yield caller
 
 
 def test_an_append_that_is_sent_again_is_in_the_log_once() -> None:
