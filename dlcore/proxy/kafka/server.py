@@ -61,7 +61,7 @@ _IDLE_S = 600.0
 _SEND_S = 60.0
 """A client that does not take an answer in this time is cut off."""
 _LATE_S = 1.0
-"""Who is late is found out at most so much later: a timer for each wait would cost more."""
+"""A late client is found out at most so much later: a timer for each wait would cost more."""
 _SIZE_BYTES, _CALL_BYTES = 4, 2
 """Each request begins with its size, which does not count itself, and its call."""
 _UNANSWERED_MAX = 5
