@@ -304,6 +304,8 @@ async def _has_removable(context: LogContext, state: LogState) -> bool:
         return await has_removable(context, at)
     except ChunkMissingError:
         return False  # the nodes were those of this head, so it has changed since
+    except CorruptMetadataError:
+        return False  # settings that are damaged: nothing is removed before they are replaced
 
 
 async def _check_entries(context: LogContext, name: str, segment: LogSegment) -> list[Finding]:
