@@ -82,7 +82,7 @@ async def erase(storage: LedgerStorage) -> str:
 
 def bytes_in(disk: MemoryDisk) -> bytes:
     """Return what the device and its cache have, spares included."""
-    return b"".join(bytes(each.durable + each.cache) for each in disk._names.values())
+    return b"".join(data for _, data in disk.contents())
 
 
 def test_no_byte_of_the_ledger_is_in_a_file_afterwards() -> None:

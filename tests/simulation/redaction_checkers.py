@@ -68,16 +68,15 @@ class RedactionCheckers:
         self._begun.add(person)
         return frozenset(each for each in self._places if self._persons[each] == person)
 
-    def on_purged(self, person: int, owed: Iterable[bytes], bookies: Sequence[SimBookie]) -> None:
+    def on_purged(self, owed: Iterable[bytes], bookies: Sequence[SimBookie]) -> None:
         """R1: somebody was told that no file has the rows any more."""
         self.purged |= frozenset(owed)
+        self._require_gone(bookies)
+
+    def _require_gone(self, bookies: Sequence[SimBookie]) -> None:
         for where, data in self._files(bookies):
-            found = [each for each in owed if each in data]
-            require(
-                GONE,
-                holds=not found,
-                message=f"{where} has {found[:3]} of {person}, which are called gone",
-            )
+            found = [each for each in self.purged if each in data]
+            require(GONE, holds=not found, message=f"{where} has {found[:3]}, which is called gone")
 
     def _files(self, bookies: Sequence[SimBookie]) -> Iterator[tuple[str, bytes]]:
         """Yield what files have, and what objects should have: some are torn, or another's."""
@@ -119,7 +118,7 @@ class RedactionCheckers:
         missing = self._acknowledged.items() - {(each, p.dlsn) for each, p in self._places.items()}
         lost = [each for each in missing if self._persons[each[0]] not in self._begun]
         require(OTHERS, holds=not lost, message=f"{lost[:3]} of {count} rows are not there")
-        self.on_purged(-1, self.purged, bookies)
+        self._require_gone(bookies)
 
 
 class PrivateReading:

@@ -149,7 +149,7 @@ class Redactions:
             return
         self._world.faults["redaction"] += 1
         self._world.faults["redacted row"] += receipt.rows
-        self._checkers.on_purged(person, owed, self._world.bookies)
+        self._checkers.on_purged(owed, self._world.bookies)
         if self._redacted == person:
             self._redacted = None
 

@@ -242,7 +242,12 @@ def _sized(data: bytes | None) -> bytes:
 
 def varint(number: int) -> bytes:
     """Return a number that is not negative as a zigzag varint."""
-    rest, found = number << 1, bytearray()
+    return unsigned_varint(number << 1)
+
+
+def unsigned_varint(number: int) -> bytes:
+    """Return a number that is not negative as a varint."""
+    rest, found = number, bytearray()
     while rest > 0x7F:
         found.append(rest & 0x7F | 0x80)
         rest >>= 7

@@ -14,7 +14,7 @@ from struct import Struct
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from dlcore.proxy.kafka.batches import Batches
+from dlcore.proxy.kafka.batches import Batches, unsigned_varint
 from dlcore.proxy.kafka.parsing import INT, LONG, NUMBERS, SHORT, runs_of
 
 if TYPE_CHECKING:
@@ -126,12 +126,7 @@ def _length(form: Struct | None, length: int) -> bytes:
     """Return a length as a number of a form, or a varint that is higher by one; -1 is null."""
     if form is not None:
         return form.pack(length)
-    rest, found = length + 1, bytearray()
-    while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    found.append(rest)
-    return bytes(found)
+    return unsigned_varint(length + 1)
 
 
 def _array(
