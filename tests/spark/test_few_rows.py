@@ -108,5 +108,8 @@ def test_a_few_rows_cost_little(
     namespace: tuple[Namespace, Bookies],
     action: Callable[[DataFrame], object],
 ) -> None:
-    """How much a worker sends before Spark ends it depends on the machine; it is never most."""
-    assert namespace[1].sent_by(lambda: action(frame)) < LOG_BYTES // 4
+    """Where Spark ends the worker late, that fills the sockets, and fetches as much ahead.
+
+    Together that is about 16 MiB, and no more on a larger log.
+    """
+    assert namespace[1].sent_by(lambda: action(frame)) < LOG_BYTES // 2

@@ -56,7 +56,7 @@ class Member:
                 "group.id": group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-                "session.timeout.ms": 6000,
+                "session.timeout.ms": 30000,
                 "heartbeat.interval.ms": 200,
                 "reconnect.backoff.max.ms": 200,
                 **settings,
