@@ -29,6 +29,7 @@ from tests.fixtures.table_readers import own_catalog, table_view
 from tests.fixtures.tier_worker import CONFIG
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from dlcore.backends.direct.namespace import DirectNamespace
@@ -169,15 +170,19 @@ async def _kill_at_each_step(uri: str, tier: str, kind: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_a_worker_that_is_killed_at_each_request_to_s3(
-    sandbox: Sandbox, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    fresh_sandbox: Callable[..., Sandbox],
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before the server has it, and after, also in the middle of a commit or a checkpoint."""
+    cluster = fresh_sandbox(3)  # it remembers the server, which is gone later
     with s3_server(tmp_path / "s3") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
         with http_relay(address) as relay:
-            scenario = _kill_at_each_request(sandbox.uri, f"{server.url}/killed", kind, relay)
+            scenario = _kill_at_each_request(cluster.uri, f"{server.url}/killed", kind, relay)
             run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
 
 
@@ -224,19 +229,23 @@ def _kill(relay: HttpRelay, worker: asyncio.subprocess.Process, *, at: int, afte
 
 
 def test_a_store_that_loses_answers(
-    sandbox: Sandbox, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    fresh_sandbox: Callable[..., Sandbox],
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The library's client sends a request again by itself: the store has a commit, and refuses.
 
     That commit is this worker's own, and must not be made again as another one.
     """
+    cluster = fresh_sandbox(3)  # it remembers the server, which is gone later
     with s3_server(tmp_path / "s3") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
         with http_relay(address) as relay:
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
-            scenario = _lose_answers(sandbox.uri, f"{server.url}/lost", kind, relay)
+            scenario = _lose_answers(cluster.uri, f"{server.url}/lost", kind, relay)
             run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
 
 

@@ -25,6 +25,7 @@ from tests.fixtures.s3 import s3_server
 from tests.fixtures.tier_worker import CONFIG
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from dlcore.backends.direct.namespace import DirectNamespace
@@ -136,12 +137,18 @@ async def _sweep(namespace: DirectNamespace) -> None:
     assert await list_staged(context, MERGING_IDENTITY) == []
 
 
-def test_a_log_over_s3(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same over a real S3 server, to which a reader that follows the log goes too."""
+def test_a_log_over_s3(
+    fresh_sandbox: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same over a real S3 server, to which a reader that follows the log goes too.
+
+    The cluster remembers the server, which is gone later, so that no other test may use it.
+    """
+    cluster = fresh_sandbox(3)
     with s3_server(tmp_path / "s3") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        run_in_own_time(asyncio.wait_for(_over_s3(sandbox.uri, f"{server.url}/t"), TIME_LIMIT_S))
+        run_in_own_time(asyncio.wait_for(_over_s3(cluster.uri, f"{server.url}/t"), TIME_LIMIT_S))
 
 
 async def _over_s3(uri: str, tier: str) -> None:
