@@ -21,7 +21,7 @@ catches the one at the head of a section catches all of the section. `error.code
 that stays, and `error.retriable` says whether the same call may succeed later without a change by
 the caller. `dlog --json` prints both:
 `{"error": "…", "kind": "LogNotFoundError", "code": 510, "retriable": false, "exit_code": 1}`.
-A proxy sends the number beside gRPC's status ([proxy](proxy.md#errors)).
+A proxy sends the number beside gRPC's status ([errors of proxies](proxy-actions.md#errors)).
 
 The message names the value and what would be right; read it before this table. Two other pages
 explain [messages of Spark](deploying.md#errors) and [messages about certificates](tls.md#errors).

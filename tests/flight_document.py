@@ -1,4 +1,4 @@
-"""The table of actions in docs/proxy.md, made of the table that clients and proxies go by.
+"""The table of actions in docs/proxy-actions.md, made of the table that clients and proxies go by.
 
 ``python -m tests.flight_document`` writes it anew between its marks; a test compares.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.flight.actions import Action
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "proxy.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "proxy-actions.md"
 
 
 def render(text: str) -> str:

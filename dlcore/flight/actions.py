@@ -1,7 +1,7 @@
 """The actions of DoAction: for each its name, its two messages, its errors, and what it does.
 
 A client sends an action of this table, and a proxy has a handler for each: neither writes a name or
-a message by itself.  `tests.flight_document` makes the table of docs/proxy.md from it.
+a message by itself.  `tests.flight_document` makes the table of docs/proxy-actions.md from it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ COMMON_ERRORS = (
     errors.LogNotReadyError,
     errors.MetadataConnectionError,
 )
-_BY_ID = "With `log_id` the action is for this log only, whatever its name is, and may be repeated."
-_LETS_GO = "The proxy lets go of the log before; UNAVAILABLE names another proxy that owns it."
+_RELEASES = "The proxy releases the log first; UNAVAILABLE names another proxy that owns it."
 
 
 def _of_append(request: AppendRequest) -> list[Need]:
@@ -124,7 +123,7 @@ COMMIT_APPEND = Action(
     answer=answers.CommittedAppend,
     needs=_OF_APPEND,
     text="Append staged records to their logs, all or nothing, once.",
-    details="See [atomic appends](#atomic-appends).",
+    details="See [atomic appends](proxy-producers.md#atomic-appends).",
     errors=(
         errors.AppendAbortedError,
         errors.AppendMismatchError,
@@ -152,7 +151,7 @@ DELETE = Action(
     answer=answers.NoAnswer,
     needs=on_log(Right.MANAGE),
     text="Delete a log and its data.",
-    details=f"{_BY_ID} {_LETS_GO}",
+    details=_RELEASES,
     errors=(
         errors.LogNotFoundError,
         errors.LogRenamedError,
@@ -167,7 +166,7 @@ RENAME = Action(
     answer=answers.NoAnswer,
     needs=_OF_RENAME,
     text="Give a log another name.",
-    details=f"{_BY_ID} {_LETS_GO}",
+    details=_RELEASES,
     errors=(*DELETE.errors, errors.LogExistsError, errors.InvalidLogNameError),
     answer_s=LONG_ANSWER_S,
 )
@@ -186,8 +185,8 @@ SEAL = Action(
     request=requests.ChangeRequest,
     answer=answers.NoAnswer,
     needs=on_log(Right.MANAGE),
-    text="Let no record follow in a log.",
-    details=f"{_BY_ID} {_LETS_GO}",
+    text="Seal a log: no record can follow.",
+    details=_RELEASES,
     errors=(*DELETE.errors, errors.EndOfStreamError),
     answer_s=LONG_ANSWER_S,
 )
@@ -196,8 +195,7 @@ SETTINGS = Action(
     request=requests.SettingsRequest,
     answer=answers.SettingsOfLog,
     needs=_OF_SETTINGS,
-    text="Tell the settings of a log, after changing those in `changes`; null unsets one.",
-    details=_BY_ID,
+    text="Return the settings of a log, after changing those in `changes`; null unsets one.",
     errors=(errors.LogNotFoundError,),
 )
 TRUNCATE = Action(
@@ -206,7 +204,6 @@ TRUNCATE = Action(
     answer=answers.TruncatedLog,
     needs=on_log(Right.TRUNCATE),
     text="Drop the records of a log below a position, a transaction id or a time.",
-    details=_BY_ID,
     errors=(errors.LogNotFoundError, errors.LedgerReadError),
     answer_s=LONG_ANSWER_S,
 )
@@ -215,8 +212,8 @@ STREAM_END = Action(
     request=requests.StreamRequest,
     answer=answers.StreamEnd,
     needs=_OF_STREAM,
-    text="Tell where the bytes of a stream end.",
-    details=f"{_BY_ID} With `flush` its owner first makes durable what it has accepted.",
+    text="Return where the bytes of a stream end.",
+    details="With `flush` the owner first makes all accepted records durable.",
     errors=(errors.LogNotFoundError, errors.LogElsewhereError, errors.LogModeError),
     answer_s=LONG_ANSWER_S,
 )
@@ -225,7 +222,7 @@ OWNER = Action(
     request=requests.LogRequest,
     answer=answers.LogOwner,
     needs=on_log(Right.DESCRIBE),
-    text="Tell which proxy owns a log, or should own it, and the log's id.",
+    text="Return which proxy owns a log, or should own it, and the log's id.",
     details="`log_id` is null if there is no such log.",
     errors=(errors.InvalidLogNameError,),
 )
@@ -241,8 +238,8 @@ RELEASE = Action(
     request=requests.LogRequest,
     answer=answers.ReleasedLog,
     needs=on_log(Right.MANAGE),
-    text="Let go of a log.",
-    details="A direct writer can take it then.",
+    text="Release a log.",
+    details="A direct writer can acquire it then.",
     errors=(errors.InvalidLogNameError,),
     answer_s=LONG_ANSWER_S,
 )
@@ -251,8 +248,8 @@ DRAIN = Action(
     request=requests.NoRequest,
     answer=answers.NoAnswer,
     needs=on_namespace(Right.MANAGE),
-    text="Let go of all logs, and take none until `undrain`.",
-    details="It answers once this proxy owns nothing.",
+    text="Release all logs, and acquire none until `undrain`.",
+    details="The answer comes once this proxy owns no log.",
     answer_s=DRAIN_ANSWER_S,
 )
 UNDRAIN = Action(
@@ -260,7 +257,7 @@ UNDRAIN = Action(
     request=requests.NoRequest,
     answer=answers.NoAnswer,
     needs=on_namespace(Right.MANAGE),
-    text="Take logs again after a drain.",
+    text="Acquire logs again after a drain.",
     details="A proxy that was not drained stays as it is.",
 )
 PRODUCER_INIT = Action(
@@ -269,7 +266,7 @@ PRODUCER_INIT = Action(
     answer=answers.BegunProducer,
     needs=on_log(Right.APPEND),
     text="Begin an incarnation of a producer, which fences earlier ones.",
-    details="The answer is what `ready` tells a new incarnation.",
+    details="The answer has the fields of `ready` for a new incarnation.",
     errors=(
         errors.LogNotFoundError,
         errors.LogElsewhereError,
@@ -283,7 +280,7 @@ POSITIONS = Action(
     request=planning.PositionsRequest,
     answer=answers.LogPositions,
     needs=on_log(Right.DESCRIBE),
-    text="Tell where a log begins and ends, and where some of its records are.",
+    text="Return where a log begins and ends, and where some of its records are.",
     details=(
         "`at` has up to 1,000 positions, in the form of tickets. A record that is yet to come has "
         "the place of the end."
@@ -295,8 +292,7 @@ SUBSCRIPTIONS = Action(
     request=requests.SubscriptionsRequest,
     answer=answers.Subscriptions,
     needs=on_log(Right.DESCRIBE),
-    text="Tell the positions that a log stores for subscribers, or for one.",
-    details=_BY_ID,
+    text="Return the positions that a log stores for subscribers, or for one.",
     errors=(errors.LogNotFoundError,),
 )
 MOVE_SUBSCRIPTION = Action(
@@ -336,7 +332,7 @@ ACCESS_RULES = Action(
     request=requests.RulesRequest,
     answer=answers.AccessRules,
     needs=on_namespace(Right.MANAGE),
-    text="Tell the rules of access, after removing those in `remove` and adding those in `add`.",
+    text="Return the rules of access, after removing those in `remove` and adding those in `add`.",
     details="A rule to remove that is not there is no error: the action may be repeated.",
 )
 HEALTH = Action(
@@ -344,12 +340,11 @@ HEALTH = Action(
     request=requests.NoRequest,
     answer=answers.ProxyHealth,
     needs=NOTHING,
-    text="Tell whether this proxy takes logs, how many it owns, and the state of its balance.",
+    text="Return whether this proxy acquires logs, how many it owns, and its state of balance.",
     details=(
         "`degraded` is there only while the proxy has no connection to the metadata store, and "
-        "says since when. `expires_at_ms` is there with TLS, in epoch milliseconds: when the first "
-        "certificate of its port expires. `clock_ms` is its clock. gRPC's own health service "
-        "answers, too."
+        "says for how long. `expires_at_ms` is there with TLS: when the first certificate of its "
+        "port expires. `clock_ms` is its clock. Both are in epoch milliseconds."
     ),
 )
 PROXIES = Action(
@@ -364,7 +359,7 @@ SNAPSHOTS = Action(
     request=planning.SnapshotsRequest,
     answer=answers.LogSnapshots,
     needs=on_logs(Right.DESCRIBE),
-    text="Tell what logs hold, for planners of reads of this release.",
+    text="Return what logs hold, for planners of reads of this release.",
     errors=(errors.InvalidLogNameError, errors.LedgerReadError),
     answer_s=LONG_ANSWER_S,
 )
@@ -373,7 +368,7 @@ SCHEMAS = Action(
     request=planning.LogsRequest,
     answer=answers.LogSchemas,
     needs=on_logs(Right.DESCRIBE),
-    text="Tell the columns of logs, for planners of reads of this release.",
+    text="Return the columns of logs, for planners of reads of this release.",
     errors=(errors.InvalidLogNameError,),
     answer_s=LONG_ANSWER_S,
 )

@@ -1,4 +1,4 @@
-// Package client speaks to proxies by Arrow Flight, as docs/proxy.md describes it.
+// Package client speaks to proxies by Arrow Flight, as docs/proxy.md and the pages that it lists say.
 package client
 
 import (
