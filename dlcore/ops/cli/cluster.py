@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.cluster_settings import Tables
     from dlcore.ops.rolling.restart import Member
+    from dlcore.ops.upkeep.tiers import KnownTier
 
 
 @click.group("cluster")
 @common_options
 def cluster_group() -> None:
-    """Restart a cluster in turn; set what holds for it."""
+    """Restart a cluster in turn; its settings and tiers."""
 
 
 @cluster_group.command(
@@ -79,6 +80,55 @@ def _key_of(name: str) -> tuple[str, str]:
     if not separator:
         raise click.UsageError(f"{name!r}: expected TABLE.KEY, like proxy.bytes_per_s")
     return table, key
+
+
+@cluster_group.command("tiers", epilog="Example: dlog cluster tiers")
+@common_options
+def list_tiers() -> None:
+    """List the tiers of cold segments, and whether each answers.
+
+    These are all stores to which a segment of any log ever went.  A redaction looks into each of
+    them, with the credentials of this command.
+    """
+
+    async def read(namespace: DirectNamespace) -> list[KnownTier]:
+        from dlcore.ops.upkeep.tiers import known_tiers
+
+        return await known_tiers(namespace.log_context)
+
+    rows = [
+        {
+            "tier": each.url,
+            "state": "no answer" if each.problem else "answers",
+            "problem": each.problem or None,
+        }
+        for each in run_direct(read, is_long=True)
+    ]
+    show_rows(rows, columns=("tier", "state", "problem"), empty="no segment went to a tier")
+
+
+@cluster_group.command(
+    "forget-tier", epilog="Example: dlog cluster forget-tier s3://old/logs --yes"
+)
+@click.argument("url", metavar="URL")
+@confirmed
+@common_options
+def forget_tier_at(url: str, *, yes: bool) -> None:
+    """Forget the tier at URL, whose store is gone for good.
+
+    It is refused while settings name the tier, or a ledger has its entries there.  Objects that
+    stay there are out of the cluster's sight: a redaction does not look into them any more.
+    """
+    require_consent(yes=yes)
+    ask(f"Forget tier {url}, into which no redaction looks then", yes=yes)
+
+    async def forget(namespace: DirectNamespace) -> None:
+        from dlcore.ops.upkeep.tiers import forget_tier
+
+        await forget_tier(namespace.log_context, url)
+
+    run_direct(forget, is_long=True)
+    show_done(f"the cluster has forgotten {url}", {"forgotten": url})
 
 
 @cluster_group.command(

@@ -76,7 +76,6 @@ class LogTierer(SegmentRewriter):
         self._config = config
         self._throttle = Throttle(bytes_per_s=config.tier_bytes_per_s)
         self._known: dict[str, LogVisits] = {}  # by log id
-        self._noted: set[str] = set()  # the tiers themselves
 
     async def tier(self, log: LogKey) -> int:
         """Tier the segments of a log that are old enough; return how many runs.
@@ -197,12 +196,9 @@ class LogTierer(SegmentRewriter):
         return is_swapped
 
     async def _note(self, tier: str) -> None:
-        """Say that objects are below a URL, for whoever looks for stray ones later."""
-        if tier in self._noted:
-            return
+        """Remember that objects are below a URL; an operator may have let the cluster forget it."""
         with contextlib.suppress(NodeExistsError):
             await self._context.store.create(self._context.paths.tier(tier), make_parents=True)
-        self._noted.add(tier)
 
 
 def _end_in(path: str, node: Versioned | None) -> SegmentEnd | None:

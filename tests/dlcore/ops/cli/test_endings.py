@@ -61,8 +61,10 @@ ARGUMENTS = {
     "bookie read-only": "{bookie} --off",
     "bookie run": "--name b --metadata-uri {uri} --data-dir {folder}",
     # It restarts processes of other tests.
+    "cluster forget-tier": "s3://b/k --yes",
     "cluster restart": "--help",
     "cluster settings": "--json",
+    "cluster tiers": "--json",
     "console": "--address 127.0.0.1:0",
     "debug bundle": "{folder}",
     # It needs an archive, which its own tests make.
