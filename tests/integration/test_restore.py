@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,24 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 LOGS = ("clicks", "views", "orders")
+
+
+@pytest.mark.parametrize("command", ["metadata export", "debug bundle"])
+def test_a_killed_command_leaves_no_half_file_under_the_name(command: str, tmp_path: Path) -> None:
+    """Method: its metadata server stands still, so that it is killed at its work."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with EmbeddedMetadataServer(tmp_path / "metadata") as server:
+        uri = f"distributedlog://{server.servers}/dlog"
+        line = [sys.executable, "-m", "dlcore.ops.cli", *command.split(), str(folder / "file")]
+        server.pause()
+        with subprocess.Popen([*line, "--uri", uri]) as process:
+            try:
+                wait_until(lambda: list(folder.iterdir()), timeout_s=60)
+            finally:
+                process.kill()
+        server.resume()
+    assert [each.suffix for each in folder.iterdir()] == [".partial"]
 
 
 class Writers:

@@ -49,6 +49,7 @@ def make_bundle(file: Path | None) -> None:
     It takes less than a minute, also if much does not answer; what is missing is told.
     """
     from dlcore.backends.direct.namespace import open_namespace
+    from dlcore.base.whole_files import whole_file
     from dlcore.ops.diagnosis.archive import MANIFEST, write_archive
     from dlcore.ops.diagnosis.collecting import Collector
 
@@ -68,8 +69,9 @@ def make_bundle(file: Path | None) -> None:
 
     settings = {key: value for key, value in given_settings().items() if isinstance(value, str)}
     collector = Collector(open_it, settings=settings, tls=tls, token=proxy_token())
-    bundle = asyncio.run(collector.collect())
-    write_archive(file, bundle, now_s=wall_s())
+    with whole_file(file, mode=0o600) as out:  # made first, so that a wrong name costs no minute
+        bundle = asyncio.run(collector.collect())
+        write_archive(out, bundle, now_s=wall_s())
     parts = bundle.values[MANIFEST]["parts"]
     missing = {name: part["problem"] for name, part in parts.items() if part["problem"]}
     lines = [f"{file} has {len(parts) - len(missing)} of {len(parts)} parts"]

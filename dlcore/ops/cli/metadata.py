@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import signal
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from msgspec import to_builtins
@@ -31,7 +29,7 @@ from dlcore.ops.cli.namespace import on_store
 from dlcore.ops.cli.output import show_done, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from dlcore.metadata.port import MetadataStore
     from dlcore.ops.backup.archive import Export, LeftOut
@@ -159,9 +157,10 @@ def export_metadata(place: str) -> None:
         at = _to_store(place, export)
     else:
         at = place
-        with _new_file(Path(place)) as out:
-            from dlcore.ops.backup.archive import packed
+        from dlcore.base.whole_files import whole_file
+        from dlcore.ops.backup.archive import packed
 
+        with whole_file(Path(place), mode=0o600) as out:  # made before anything is read
             export, copy = on_store(parsed.servers, read, is_long=True)
             out.write(packed(export))
     lost = f"; {len(copy.missing)} ledgers that logs name are gone" if copy.missing else ""
@@ -193,24 +192,6 @@ def _to_store(url: str, export: Export) -> str:
     from dlcore.ops.backup.in_store import put_export
 
     return asyncio.run(put_export(StoredObjects(), url, export))
-
-
-@contextmanager
-def _new_file(file: Path) -> Iterator[BinaryIO]:
-    """Yield a file that is whole and on disk after the block, or not there."""
-    # Made before anything is read, for its owner alone, and never over another file.
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigurationError(f"{file} exists: expected the name of a new file") from None
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-    except BaseException:
-        file.unlink()
-        raise
 
 
 @metadata_group.command("import", epilog="Example: dlog metadata import monday.dlog --dry-run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shlex
 import signal
 import threading
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 @click.option(
     "--uri-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the namespace URI to this file when the cluster is ready; removed at the end.",
+    help="Write the namespace URI to this file when the cluster is ready; removed at the end.  "
+    "The file is locked (flock) until then.",
 )
 @click.option(
     "--rack",
@@ -238,17 +240,17 @@ def _uri_file(path: Path | None) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     _take(path)
-    # Renamed into place: a program that waits for the file finds it complete.
-    partial = path.with_name(path.name + ".partial")
+    from dlcore.base.whole_files import whole_file
+
     with ExitStack() as held:
 
         def write(uri: str) -> None:
             try:
-                file = held.enter_context(partial.open("w", encoding="utf-8"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.write(uri + "\n")
-                file.flush()
-                partial.replace(path)
+                with whole_file(path, replaces=True) as file:
+                    lock = os.dup(file.fileno())
+                    held.callback(os.close, lock)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    file.write(f"{uri}\n".encode())
             except OSError as error:
                 raise _unusable(path, "write", error) from error
             held.callback(_remove, path)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.diagnosis.redacting import redacted, redacted_value
@@ -31,11 +30,10 @@ class Bundle:
     """Logs, stacks and metrics, by name."""
 
 
-def write_archive(path: Path, bundle: Bundle, *, now_s: float) -> None:
-    """Write an archive that only its owner can read, without anything that looks like a secret.
+def write_archive(file: BinaryIO, bundle: Bundle, *, now_s: float) -> None:
+    """Write an archive without anything that looks like a secret.
 
-    Raises:
-        ConfigurationError: the file exists, or cannot be created.
+    Raises: OSError.
     """
     members = {
         **{
@@ -44,11 +42,7 @@ def write_archive(path: Path, bundle: Bundle, *, now_s: float) -> None:
         },
         **{name: redacted(text) for name, text in bundle.texts.items()},
     }
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigurationError(f"cannot create {path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in members.items():
             data = text.encode(errors="replace")
             member = tarfile.TarInfo(f"dlog-bundle/{name}")

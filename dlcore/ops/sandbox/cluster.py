@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import require
 from dlcore.base.errors import BookieUnavailableError, ConfigurationError
+from dlcore.base.whole_files import naming
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
@@ -526,9 +527,10 @@ def _take_folder(folder: Path) -> IO[str]:
         holder = lock.read().strip()
         lock.close()
         raise ConfigurationError(f"the folder {folder} is used by another sandbox, pid {holder}")
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    with naming(Path(lock.name)):
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
     return lock
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
+from dlcore.base.whole_files import naming
 from dlcore.ops.sandbox.metadata_process import MetadataProcess
 from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
 
@@ -140,7 +141,8 @@ class EmbeddedZooKeeper(MetadataProcess):
         data_dir = _as_property(self._data_dir / "data")
         lines = _CONFIG.format(data_dir=data_dir, port=port, host=self._host)
         lines += "".join(f"{key}={value}\n" for key, value in self._settings.items())
-        config.write_text(lines, encoding="ascii")
+        with naming(config):
+            config.write_text(lines, encoding="ascii")
         child = self._child = ChildProcess(
             [*command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)],
             log_path=self._data_dir / "zookeeper.log",

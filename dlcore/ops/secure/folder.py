@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError
+from dlcore.base.whole_files import whole_file
 from dlcore.ops.secure.certificates import (
     CLIENT,
     SERVER,
@@ -108,13 +108,8 @@ class _Folder:
         return (self._folder / name).exists()
 
     def _write(self, name: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file that is not there; it is complete, or not there."""
         path = self._folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with whole_file(path, mode=mode) as file:
             file.write(content)
-        path.hardlink_to(partial)  # a rename would replace what came there meanwhile
-        partial.unlink()
         self._made.append(name)
