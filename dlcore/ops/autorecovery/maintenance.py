@@ -17,7 +17,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
 from dlcore.metadata.changing import change_node
 from dlcore.metadata.port import ANY_VERSION, Create, Delete
 from dlcore.metadata.stored import decode
@@ -27,7 +27,7 @@ from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.replicas import ask_replicas, members_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.ids import BookieId
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
+_WARNING_S = 60.0
+"""How often a decommission repeats what keeps it from an end."""
 _REASONS_SHOWN_MAX = 3
 _REASONS_SOUGHT_MAX = 100
 """Most ledgers whose failure is read to find reasons: most repairs fail for the same one."""
@@ -109,12 +111,18 @@ class Maintenance:
         return metadata, check_ledger(metadata, answers, last_add_confirmed=lac)
 
     async def decommission(
-        self, name: str, *, timeout_s: float, report: Callable[[str], None]
+        self,
+        name: str,
+        *,
+        timeout_s: float,
+        report: Callable[[str], None],
+        warn: Callable[[str], None] | None = None,
     ) -> int:
         """Decommission a stopped bookie: its ledgers get other replicas, and its cookie is deleted.
 
         Auto-recovery does the work, at once and without the delay for lost bookies.  This call
-        waits for it and reports progress in sentences.  It may be called again after any result.
+        waits for it, and reports progress in sentences.  It warns of what keeps it from an end:
+        at once, when this changes, and each minute.  It may be called again after any result.
 
         Returns:
             Number of ledgers that were moved.
@@ -136,7 +144,9 @@ class Maintenance:
             report(f"{len(left)} ledgers refer to {name}")
             moved += len(left)
             await self._publish(left)
-            await self._wait_until_moved(name, dict(left), deadline=deadline, report=report)
+            await self._wait_until_moved(
+                name, dict(left), deadline=deadline, report=report, warn=warn or report
+            )
             left = await self.ledgers_of(name)  # a writer may have chosen it meanwhile
         if cookie is not None:
             await self._delete_cookie(name, incarnation=cookie.incarnation)
@@ -172,13 +182,16 @@ class Maintenance:
         value = cookie.incarnation.encode()
         await change_node(self._context.store, path, lambda _: (None, value), make_parents=True)
 
-    async def _require_stopped(self, name: str) -> None:
-        for info in await self._context.registry.get_bookies():
+    async def _require_stopped(self, name: str) -> Sequence[BookieRegistration]:
+        """Return the bookies that are registered; raise if one of them has that name."""
+        infos = await self._context.registry.get_bookies()
+        for info in infos:
             if info.bookie.name == name:
                 raise DecommissionError(
                     f"bookie {name} is registered at {info.address}: stop it first, and wait until "
                     "its registration is gone"
                 )
+        return infos
 
     async def _read_cookie(self, name: str) -> BookieCookie | None:
         path = self._context.paths.cookie(name)
@@ -240,18 +253,19 @@ class Maintenance:
         looked_at = 0
         await self._context.store.sync(self._context.paths.ledgers)
         async for ledger_id in self._context.ledger_store.list_ledgers():
-            members = await self._members_named(ledger_id, name)
+            members = _named(await self._metadata_of(ledger_id), name)
             if members:
                 found[ledger_id] = members
             looked_at += 1
             report(looked_at)
         return found
 
-    async def _members_named(self, ledger_id: int, name: str) -> tuple[BookieId, ...]:
+    async def _metadata_of(self, ledger_id: int) -> LedgerMetadata | None:
+        """Return the metadata of a ledger; None if it is gone, or is damaged, which is logged."""
         try:
-            stored = await self._context.ledger_store.read(ledger_id)
+            return (await self._context.ledger_store.read(ledger_id)).metadata
         except LedgerNotFoundError:
-            return ()
+            return None
         except CorruptMetadataError as error:
             logger.warning(
                 "cannot read the bookies of ledger %d: %s; to do: dlog ledger show for its "
@@ -259,8 +273,7 @@ class Maintenance:
                 ledger_id,
                 error,
             )
-            return ()
-        return tuple(sorted(b for b in members_of(stored.metadata) if b.name == name))
+            return None
 
     async def _publish(self, ledgers: Mapping[int, tuple[BookieId, ...]]) -> None:
         for ledger_id, members in ledgers.items():
@@ -273,18 +286,23 @@ class Maintenance:
         *,
         deadline: float,
         report: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         loop = asyncio.get_running_loop()
-        told = ""
+        told, told_s = "", loop.time()
         while True:
             # Auto-recovery does not move ledgers of a bookie that is back.
-            await self._require_stopped(name)
+            infos = await self._require_stopped(name)
             count = len(left)
+            stuck: list[LedgerMetadata] = []
             for ledger_id in list(left):
-                members = await self._members_named(ledger_id, name)
-                if not members:
+                metadata = await self._metadata_of(ledger_id)
+                members = _named(metadata, name)
+                if metadata is None or not members:
                     del left[ledger_id]
                     continue
+                if _has_no_candidate(metadata, members, infos):
+                    stuck.append(metadata)
                 listed = await self._repairs.read(ledger_id)
                 if listed is None or not set(members).issubset(listed.entry.missing):
                     # A worker removed the ledger from the list because the bookie was registered
@@ -294,10 +312,11 @@ class Maintenance:
                 return
             if len(left) != count:
                 report(f"{len(left)} ledgers left")
-            blocked = await self._what_blocks(left)
-            if blocked and blocked != told:
-                report(blocked)
-                told = blocked
+            blocked = await self._what_blocks() or _too_few(name, len(left), stuck, infos)
+            blocked = blocked or await self._failures(left)
+            if blocked and (blocked != told or loop.time() - told_s >= _WARNING_S):
+                warn(blocked)
+                told, told_s = blocked, loop.time()
             if loop.time() >= deadline:
                 raise DecommissionError(
                     f"{len(left)} ledgers still need bookie {name}: "
@@ -305,12 +324,16 @@ class Maintenance:
                 )
             await asyncio.sleep(_POLL_S)
 
-    async def _what_blocks(self, left: Mapping[int, object]) -> str:
-        """Return the known reasons why auto-recovery does not move the ledgers."""
+    async def _what_blocks(self) -> str:
+        """Return why auto-recovery does not work, if it does not."""
         if await self._repairs.is_paused():
             return "auto-recovery is paused: dlog autorecovery pause --off lets it go on"
         if await self._repairs.read_auditor() is None:
             return "no auto-recovery runs: start one with dlog autorecovery run"
+        return ""
+
+    async def _failures(self, left: Mapping[int, object]) -> str:
+        """Return why the last attempts of auto-recovery to move some of the ledgers failed."""
         reasons: list[str] = []
         for ledger_id in itertools.islice(left, _REASONS_SOUGHT_MAX):
             listed = await self._repairs.read(ledger_id)
@@ -319,6 +342,40 @@ class Maintenance:
             if len(reasons) == _REASONS_SHOWN_MAX:
                 break
         return "; ".join(reasons)
+
+
+def _named(metadata: LedgerMetadata | None, name: str) -> tuple[BookieId, ...]:
+    """Return the members of a ledger that have that name."""
+    members = members_of(metadata) if metadata is not None else ()
+    return tuple(sorted(each for each in members if each.name == name))
+
+
+def _has_no_candidate(
+    metadata: LedgerMetadata, gone: Collection[BookieId], infos: Iterable[BookieRegistration]
+) -> bool:
+    """Return whether no bookie can take the place of a `gone` one in one of the ensembles."""
+    writable = {info.bookie for info in infos if not info.read_only}
+    return any(
+        writable.issubset(ensemble.bookies)
+        for ensemble in metadata.ensembles
+        if not set(gone).isdisjoint(ensemble.bookies)
+    )
+
+
+def _too_few(
+    name: str, left: int, stuck: Sequence[LedgerMetadata], infos: Sequence[BookieRegistration]
+) -> str:
+    """Return why the `stuck` ones of so many ledgers get no other copy; empty if there is none."""
+    if not stuck:
+        return ""
+    first = stuck[0]
+    writable = sum(not info.read_only for info in infos)
+    return (
+        f"too few bookies: {len(stuck)} of {left} ledgers, such as ledger {first.ledger_id} with "
+        f"E/Qw/Qa {first.quorum}, need another bookie in the place of {name}; {writable} are "
+        f"registered and writable, {len(infos) - writable} read-only, and all that are writable "
+        "hold them already; to do: start another bookie, and this goes on by itself"
+    )
 
 
 def is_replicated(metadata: LedgerMetadata, checks: list[ReplicaCheck]) -> bool:

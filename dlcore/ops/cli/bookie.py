@@ -119,7 +119,8 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     """Move what the stopped bookie NAME holds to other bookies.
 
     Auto-recovery does the work.  When no ledger needs the bookie any more, its cookie is deleted.
-    An interrupted decommission may be started again.
+    While there are too few other bookies, the command says so and waits for another one.  An
+    interrupted decommission may be started again.
     """
     from dlcore.ops.autorecovery.maintenance import Maintenance
 
@@ -132,8 +133,9 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     )
 
     async def move(namespace: DirectNamespace) -> int:
+        progress = Progress()
         return await Maintenance(namespace.ports).decommission(
-            name, timeout_s=timeout_s, report=Progress().say
+            name, timeout_s=timeout_s, report=progress.say, warn=progress.warn
         )
 
     moved = run_direct(telling_time("waiting for auto-recovery", move), is_long=True)

@@ -14,7 +14,7 @@ import click
 from dlcore.base.background import side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError
-from dlcore.ops.cli.context import wants_json, wants_names
+from dlcore.ops.cli.context import note, wants_json, wants_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -147,6 +147,13 @@ class Progress:
         """Print a message on a line that stays."""
         if self.is_shown:
             click.echo(f"\r{text}\x1b[K", err=True)
+
+    def warn(self, text: str) -> None:
+        """Print a message on a line that stays; without a terminal, as a note."""
+        if self.is_shown:
+            self.say(text)
+        else:
+            note(text)
 
 
 def telling_time(

@@ -10,7 +10,7 @@ import pytest
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import ConfigurationError, DecommissionError
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
 from dlcore.metadata.stored import encode
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 from dlcore.ops.autorecovery.listing import RepairList
@@ -113,7 +113,9 @@ def test_a_decommission_says_what_blocks_it() -> None:
                 return bool((await listed(cluster))[writer.ledger_id].reason)
 
             await until(is_tried)
-            assert f"ledger {writer.ledger_id}: no bookie can take the place" in await refusal()
+            assert f"too few bookies: 1 of 1 ledgers, such as ledger {writer.ledger_id} " in (
+                await refusal()
+            )
             assert await cluster.store.get(cookie) is not None
             await register(cluster, spare.bookie.name)
             assert await operator.decommission(name, timeout_s=100, report=told.append) == 1
@@ -123,6 +125,48 @@ def test_a_decommission_says_what_blocks_it() -> None:
         with pytest.raises(ConfigurationError, match="no bookie of that name"):
             await operator.decommission(name, timeout_s=0, report=told.append)
         assert told[0] == f"1 ledgers refer to {name}"
+
+    run(scenario)
+
+
+def test_too_few_bookies_are_told_at_once_and_again() -> None:
+    """Before auto-recovery tried, each minute, and with what to do; then it goes through."""
+
+    async def scenario(cluster: Cluster) -> None:
+        gone, ledger_id = await stopped_bookie(cluster)
+        members = (await metadata_of_ledger(cluster, ledger_id)).last_ensemble.bookies
+        spare = next(each.bookie for each in cluster.bookies.values() if each.bookie not in members)
+        await unregister(cluster, spare.name)
+        read_only, held = (
+            PATHS.bookie_readonly(spare.name),
+            BookieRegistration(
+                name=spare.name,
+                incarnation=spare.incarnation,
+                address="127.0.0.1:1",
+                read_only=True,
+            ),
+        )
+        await cluster.store.create(read_only, encode(held), make_parents=True)
+        warned: list[str] = []
+        async with recovering(cluster):
+            repairs = RepairList(cluster.store, PATHS, TokenClock())
+            await until(repairs.read_auditor)
+            waiting = asyncio.create_task(
+                maintenance_of(cluster).decommission(
+                    gone.name, timeout_s=10_000, report=lambda _: None, warn=warned.append
+                )
+            )
+            await asyncio.sleep(150)
+            expected = (
+                f"too few bookies: 1 of 1 ledgers, such as ledger {ledger_id} with E/Qw/Qa 3/3/2, "
+                f"need another bookie in the place of {gone.name}; 2 are registered and writable, "
+                "1 read-only, and all that are writable hold them already; to do: start another "
+                "bookie, and this goes on by itself"
+            )
+            assert warned == [expected] * 3
+            await cluster.store.delete(read_only)
+            await register(cluster, spare.name)
+            assert await waiting == 1
 
     run(scenario)
 

@@ -305,7 +305,7 @@ def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.Monke
     """Names that no bookie has, cookies that others deleted, a few of many reasons."""
 
     async def scenario(cluster: Cluster) -> None:
-        context, store = context_of(cluster, "operator")
+        context, _ = context_of(cluster, "operator")
         operator = Maintenance(context)
         repairs = RepairList(cluster.store, PATHS, TokenClock())
         with pytest.raises(ConfigurationError, match="no bookie of that name has a cookie"):
@@ -318,14 +318,8 @@ def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.Monke
             assert found is not None
             await repairs.note_failure(found, f"reason {ledger_id}")
             left[ledger_id] = ()
-        await store.create(PATHS.auditor, b'{"owner":"o","token":"t"}', make_parents=True)
-
-        async def present() -> ElectedAuditor:
-            return ElectedAuditor(owner="o", token="t")
-
-        monkeypatch.setattr(operator._repairs, "read_auditor", present)
-        blocked = await operator._what_blocks(left)
-        assert blocked == "; ".join(f"ledger {number}: reason {number}" for number in range(3))
+        failures = await operator._failures(left)
+        assert failures == "; ".join(f"ledger {number}: reason {number}" for number in range(3))
         read = operator._repairs.read
 
         async def read_and_lose(ledger_id: int) -> object:
