@@ -9,6 +9,7 @@ runs here is in a table, with the reason; nothing else is left out.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -181,8 +182,11 @@ def reader(
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "uri.txt").write_text(f"{cluster.uri}\n", encoding="utf-8")
-    yield Reader(tmp_path, cluster, spark)
+    with (tmp_path / "uri.txt").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as a sandbox that runs
+        file.write(f"{cluster.uri}\n")
+        file.flush()
+        yield Reader(tmp_path, cluster, spark)
     for made in ("TABLE IF EXISTS clicks", "VIEW IF EXISTS into_clicks"):
         spark.sql(f"DROP {made}")
 
