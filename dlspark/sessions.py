@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
+from dlcore.base.errors import DLError, EndOfStreamError, LogExistsError, LogNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -130,6 +130,18 @@ def require_logs(
         with contextlib.suppress(LogExistsError):  # another process was faster
             open_shared_namespace(address).create_log(log, schema=schema)
             logger.info("log=%s created, for the option createLog is true", log)
+
+
+def require_unsealed(address: Address, log: str) -> None:
+    """Raise `EndOfStreamError` if a log is sealed; one that is gone is told by its first task."""
+    with (
+        contextlib.suppress(LogNotFoundError),
+        open_shared_namespace(address).open_log(log) as manager,
+    ):
+        if manager.is_end_of_stream_marked():
+            raise EndOfStreamError(
+                f"log {log!r} in {address} is sealed: no record can follow; write to another log"
+            )
 
 
 def describe_missing(log: str, address: Address) -> str:

@@ -17,7 +17,12 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, InputPartition, LessThan
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.base.errors import (
+    AlreadyTruncatedError,
+    ConfigurationError,
+    EndOfStreamError,
+    LogNotFoundError,
+)
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
@@ -25,7 +30,7 @@ from dlspark.batch import DlogReader, FilteringDlogReader
 from dlspark.commit import AppendIdentity, StagedTask, batch_identity
 from dlspark.options import Address, Mode, ReadOptions, WriteOptions
 from dlspark.schema import WriteColumns, check_write_schema
-from dlspark.sessions import close_shared_namespace, log_id_of
+from dlspark.sessions import close_shared_namespace, log_id_of, require_unsealed
 from dlspark.source import DistributedLogDataSource
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 from tests.fixtures.spark import list_staged
@@ -366,6 +371,25 @@ def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: 
         make(VALUES, log=f"{bench.log}-missing")
     with pytest.raises(ConfigurationError, match="value"):
         make(StructType([StructField("other", StringType())]), log=bench.log)
+
+
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_no_writer_is_made_for_a_sealed_log(bench: Bench, kind: str) -> None:
+    """Before a task runs; a transaction may be repeated, which adds nothing, and fails at its end.
+
+    A log that is deleted between two looks is left to the tasks.
+    """
+    with bench.namespace.open_log(bench.log) as log:
+        log.mark_end_of_stream()
+
+    def make(**options: str) -> object:
+        return getattr(bench.source(log=bench.log, **options), kind)(VALUES, False)
+
+    with pytest.raises(EndOfStreamError, match=f"log '{bench.log}' .* is sealed: .* another log"):
+        make()
+    if kind == "writer":
+        assert make(txnAppId=uuid4().hex, txnVersion="1") is not None
+    require_unsealed(Address(uri=bench.uri), f"{bench.log}-missing")
 
 
 def test_rows_of_which_some_have_txids_are_refused(bench: Bench) -> None:

@@ -78,6 +78,28 @@ def test_columns_that_divide_a_write(spark: SparkSession, logs: LogBench) -> Non
     assert logs.payloads(log) == []
 
 
+def test_a_write_to_a_sealed_log(spark: SparkSession, logs: LogBench, tmp_path: Path) -> None:
+    """It is refused before a task runs, and a query before its first batch has one."""
+    log, of = logs.create(), logs.create()
+    logs.append(of, [(1, b"a")])
+    with logs.namespace.open_log(log) as manager:
+        manager.mark_end_of_stream()
+    given = {"uri": logs.uri, "log": log}
+    failing = spark.sql("SELECT CAST(raise_error('a task ran') AS STRING) AS value")
+    text = message_of(failing.write.format("dlog").options(**given).mode("append").save)
+    assert f"log '{log}'" in text
+    assert "is sealed: no record can follow" in text
+    given["checkpointLocation"] = str(tmp_path)
+    query = (
+        logs.stream(log=of, startingOffsets="earliest")
+        .select("value")
+        .writeStream.format("dlog")
+        .options(**given)
+        .start()
+    )
+    assert "is sealed: no record can follow" in message_of(lambda: query.awaitTermination(60))
+
+
 def test_other_schema_for_a_read(spark: SparkSession, logs: LogBench) -> None:
     """The schema is fixed; a part of it is not it."""
     reader = spark.read.format("dlog").options(uri=logs.uri, log=logs.create())
