@@ -289,7 +289,9 @@ class _Connection:
                     self._calls.received()
                 else:
                     await self._handle(Taken(answer))
-            case Close(reason):
+            case Close(reason, to_do):
+                if to_do:  # the client is not told: to it the records are written
+                    logger.warning("Kafka's client %s: %s; to do: %s", self.peer, reason, to_do)
                 raise _ClosedError(reason)
             case _:
                 assert_never(effect)

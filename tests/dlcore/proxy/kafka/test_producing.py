@@ -234,8 +234,11 @@ def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
     with_proxies("a")(scenario)
 
 
-def test_what_cannot_be_written_is_refused() -> None:
-    """By the code that Kafka has for it; the connection goes on."""
+def test_what_cannot_be_written_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """By the code that Kafka has for it; the connection goes on.
+
+    A client that wants no answer is told nothing, and so the operator is.
+    """
 
     async def scenario(served: Proxies) -> None:
         address = await started(served, message_bytes_max=REQUEST_BYTES_MAX)
@@ -268,6 +271,10 @@ def test_what_cannot_be_written_is_refused() -> None:
             assert await client.produce("a", good) == (0, 0)
             client.tell(produce_request("a", good, acks=0))
             assert await client.is_closed()
+        (told_to_operator,) = [
+            each for each in caplog.messages if "acks=0" in each and "to do" in each
+        ]
+        assert "set acks=all in the client" in told_to_operator
         producer = Producer({"bootstrap.servers": address, "transactional.id": "mine"})
         with pytest.raises(KafkaException):
             await asyncio.to_thread(producer.init_transactions, 20)

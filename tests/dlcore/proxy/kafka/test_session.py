@@ -204,7 +204,10 @@ def test_records_are_answered_later(version: int) -> None:
     kind = sample(messages.PRODUCE, version)
     request = kind(transactional_id=None, acks=0, timeout=filled(kind).timeout, topic_data=())
     (end,) = session.handle(Received(frame_of(request)))
-    assert end == Close("records with acks=0: expected -1, since what is refused must be told")
+    assert end == Close(
+        "records with acks=0: expected -1, since what is refused must be told",
+        to_do="set acks=all in the client, which takes records for written that are lost",
+    )
 
 
 def test_requests_with_records_are_larger() -> None:
