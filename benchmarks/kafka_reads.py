@@ -33,7 +33,8 @@ def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     """All records of a log by librdkafka, in Python, beside DoGet: of 100 bytes, and of 1 KB.
 
     The client of Flight takes batches, that of librdkafka an object for each record: this is most
-    of the difference at 100 bytes.  CPU is that of the proxy and its bookies.
+    of the difference at 100 bytes.  CPU is that of the proxy and its bookies.  Records of one size,
+    as here, are encoded in a half of the time that others take, or less.
     """
     with served(sandbox) as address:
         return [

@@ -2,7 +2,8 @@
 
 A log is a topic of one partition, so Kafka's topic has one as well.  Everything has three copies,
 all of which are acknowledged: Kafka's are on their way to the disk, ours have reached it.  Both are
-read while their pages are in memory.
+read while their pages are in memory.  All records have one size: a proxy takes longer to encode
+others, which Kafka sends as they are stored.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ Lengths, the time and the number are zigzag varints of 1 to 10 bytes.  All that 
 values is made as one table of bytes by numpy; a mask takes out what shorter varints leave unused.
 Arrow then joins what belongs to a record, and its value.  A batch without headers has only a
 0 behind each value, which becomes the first byte of the next record, and saves a part of the join.
+Records of one size and time, one after the other, differ in their numbers only: they are the rows
+of a table, into which numpy copies their values at once.
 Records with keys, and batches with a null among the values, are made one by one.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import crc32c
@@ -65,6 +68,10 @@ _COUNTED_AFTER = 12
 _CRC_FROM = 21
 _MAGIC = 2
 _NONE = -1
+_RUNS_MAX = 16
+"""Up to so many runs of records of one size and time are tables; more cost more than a join."""
+_NUMBERS_LONGER = (2**6, 2**13, 2**20, 2**27)
+"""The first numbers of records whose zigzag varints take a byte more."""
 _SMALL = 2**30
 """Numbers below this one, and their doubles, need no more than 32 bits."""
 _NO_HEADER: dict[str, Any] = {"key": None, "value": None}
@@ -93,7 +100,9 @@ def batch_of(
     if count <= FEW_RECORDS or keys is not None or values.null_count:
         records = _plain_records(values, deltas_ms, headers, keys)
     else:
-        records = _records(values, deltas_ms, headers)
+        sizes = _sizes_of(values)
+        even = None if headers is not None else _even_records(values, sizes, deltas_ms)
+        records = _records(values, sizes, deltas_ms, headers) if even is None else [even]
     length = HEADER_BYTES - _COUNTED_AFTER + sum(map(len, records))
     rest = (0, count - 1, base_ms, int(times_ms.max()), _NONE, _NONE, _NONE, count)
     crc = crc32c.crc32c(_HEADER.pack(offset, length, _NONE, _MAGIC, 0, *rest)[_CRC_FROM:])
@@ -149,10 +158,94 @@ def _binary(ends: Any, data: Any) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
 
 
+class _Rows(NamedTuple):
+    """Records of one size and time, whose numbers, from `start` on, take the same bytes."""
+
+    start: int
+    record_count: int
+    record_bytes: int
+    """The bytes of each record."""
+    head: bytes
+    """The bytes of each record before its value; those of its number are not set."""
+    number_at: int
+    number_bytes: int
+    values: NDArray[np.void] | None
+    """The values, unless they are empty."""
+
+
+def _even_records(
+    values: pa.ChunkedArray, sizes: NDArray[np.int32], deltas_ms: Numbers
+) -> memoryview | None:
+    """Return records without headers as runs of one size and time; None: there are too many."""
+    is_new = sizes[1:] != sizes[:-1]
+    is_new |= deltas_ms[1:] != deltas_ms[:-1]
+    changes = np.flatnonzero(is_new)
+    if len(changes) >= _RUNS_MAX:
+        return None
+    breaks = (*_NUMBERS_LONGER, *(changes + 1).tolist())
+    runs, end = list[_Rows](), 0
+    for array in values.chunks:
+        first, end = end, end + len(array)
+        ends, data = _ends_of(array), array.buffers()[2]
+        within = [each for each in breaks if first < each < end]
+        for start, stop in pairwise(sorted({first, *within, end})):
+            size, count, found = int(sizes[start]), stop - start, None
+            if size:
+                found = np.frombuffer(data, f"V{size}", count, int(ends[start - first]))
+            runs.append(_rows(start, count, size, int(deltas_ms[start]), found))
+    return _joined_rows(runs)
+
+
+def _rows(
+    start: int, count: int, size: int, delta_ms: int, values: NDArray[np.void] | None
+) -> _Rows:
+    number_bytes = _width_max(2 * start)
+    before, behind = b"\0" + varint(delta_ms), b"\1" + varint(size)
+    rest_bytes = len(before) + number_bytes + len(behind) + size + 1
+    length = varint(rest_bytes)
+    head = b"".join((length, before, bytes(number_bytes), behind))
+    number_at = len(length) + len(before)
+    return _Rows(start, count, len(length) + rest_bytes, head, number_at, number_bytes, values)
+
+
+def _joined_rows(runs: Sequence[_Rows]) -> memoryview:
+    """Return the records of runs, one after the other."""
+    data = np.empty(sum(each.record_count * each.record_bytes for each in runs), np.uint8)
+    at = 0
+    for start, count, step, head, number_at, number_bytes, values in runs:
+        end = at + count * step
+        # Bytes of one kind in all rows are an array with a stride; numpy copies each as a whole.
+        np.ndarray(count, f"V{len(head)}", data, at, step)[:] = np.void(head)
+        numbers = np.arange(2 * start, 2 * (start + count), 2)
+        for index in range(number_bytes):
+            bits = numbers >> 7 * index if index else numbers
+            is_last = index == number_bytes - 1
+            data[at + number_at + index : end : step] = bits if is_last else bits | 0x80
+        if values is not None:
+            np.ndarray(count, values.dtype, data, at + len(head), step)[:] = values
+        data[at + step - 1 : end : step] = 0
+        at = end
+    return data.data
+
+
+def _sizes_of(values: pa.ChunkedArray) -> NDArray[np.int32]:
+    """Return the bytes of each value."""
+    ends = [_ends_of(each) for each in values.chunks]
+    return np.concatenate([each[1:] - each[:-1] for each in ends])
+
+
+def _ends_of(array: pa.BinaryArray) -> NDArray[np.int32]:
+    """Return where in its data an array's first value begins, and where each one ends."""
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+
+
 def _records(
-    values: pa.ChunkedArray, deltas_ms: Numbers, headers: pa.BinaryArray | None
+    values: pa.ChunkedArray,
+    sizes: NDArray[np.int32],
+    deltas_ms: Numbers,
+    headers: pa.BinaryArray | None,
 ) -> list[bytes | memoryview]:
-    count, sizes = len(values), np.asarray(pc.binary_length(values))
+    count = len(values)
     # A row for each field, and then for each byte: numpy takes long rows at once.
     is_small = int(deltas_ms.max()) < _SMALL
     fields: Any = np.zeros((6 + (headers is None), count), np.int32 if is_small else np.int64)
@@ -211,9 +304,8 @@ def _joined(array: pa.ChunkedArray) -> list[memoryview]:
     """Return the bytes of all values, one after the other."""
     found = []
     for each in array.chunks:
-        _, ends, data = each.buffers()
-        bounds = np.frombuffer(ends, np.int32, len(each) + 1, each.offset * 4)
-        found.append(memoryview(data)[bounds[0] : bounds[-1]])
+        ends = _ends_of(each)
+        found.append(memoryview(each.buffers()[2])[ends[0] : ends[-1]])
     return found
 
 
@@ -247,6 +339,8 @@ def varint(number: int) -> bytes:
 
 def unsigned_varint(number: int) -> bytes:
     """Return a number that is not negative as a varint."""
+    if number <= 0x7F:
+        return bytes((number,))
     rest, found = number, bytearray()
     while rest > 0x7F:
         found.append(rest & 0x7F | 0x80)

@@ -15,6 +15,7 @@ from kio.records.readers import read_batch
 from dlcore.proxy.kafka import batches
 from dlcore.proxy.kafka.batches import (
     FEW_RECORDS,
+    HEADER_BYTES,
     Batch,
     batch_of,
     headers_of,
@@ -62,7 +63,42 @@ def test_the_whole_is_what_a_loop_makes(
     deltas = np.resize(np.array(times, np.int64), count)
     found = headers(count, base) if base is not None else None
     expected = b"".join(batches._plain_records(values, deltas, found))
-    assert b"".join(batches._records(values, deltas, found)) == expected
+    made = batches._records(values, batches._sizes_of(values), deltas, found)
+    assert b"".join(made) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    entries=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 63, 64, 100, 130]),
+            st.sampled_from([0, 63, 64, 2**41]),
+            st.sampled_from([1, 64, 65, 3000, 9000]),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_records_of_one_size_are_what_a_loop_makes(entries: list[tuple[int, int, int]]) -> None:
+    """Also where sizes and times change from one to the next, and numbers get longer."""
+    arrays = [array([bytes([size % 251]) * size] * count) for size, _, count in entries]
+    values = pa.chunked_array([each for one in arrays for each in one.chunks])
+    deltas = np.repeat([time for _, time, _ in entries], [count for *_, count in entries])
+    made = batches._even_records(values, batches._sizes_of(values), deltas)
+    assert made is not None
+    assert bytes(made) == b"".join(batches._plain_records(values, deltas, None))
+
+
+def test_records_of_many_sizes_are_no_runs() -> None:
+    """Runs of few records cost more than a join; both ways make the same batch."""
+    sizes = [1, 2, 3, 4, 5, 6, 7] * 30
+    ragged = array([bytes(each) for each in sizes])
+    deltas = np.zeros(len(sizes), np.int64)
+    assert batches._even_records(ragged, batches._sizes_of(ragged), deltas) is None
+    for values in (ragged, array([b"1234"] * 210)):
+        made = batch_of(values, deltas + 5, offset=3, headers=None)
+        expected = b"".join(batches._plain_records(values, deltas, None))
+        assert bytes_of(made)[HEADER_BYTES:] == expected
 
 
 @pytest.mark.parametrize("count", [1, FEW_RECORDS, FEW_RECORDS + 1, 9000])
