@@ -62,11 +62,19 @@ def give_back_what_is_free() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def freeze_what_is_here() -> None:
+    """Freeze all existing objects: modules and what a server has from its start to its end.
+
+    A server whose later objects come and go with its clients, some of them in cycles, does no more.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def collect_what_is_new() -> None:
     """Freeze all existing objects now, and later the survivors when there are many."""
     gc.set_threshold(*_THRESHOLDS)
-    gc.collect()
-    gc.freeze()
+    freeze_what_is_here()
     if _freeze_survivors not in gc.callbacks:
         gc.callbacks.append(_freeze_survivors)
 

@@ -231,6 +231,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, (hung_up if has_settings_file() else stop).set)
     async with await ProxyServer.start(open_as, config) as server, side_tasks() as tasks:
+        kept_memory.freeze_what_is_here()
         click.echo(f"proxy serving on {server.location}")
         tasks.start(_follow(hung_up, read, config))
         await stop.wait()
