@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import msgspec
@@ -23,6 +24,8 @@ LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z"
 """Id of a log, which does not depend on its name; it is part of a path in the metadata store."""
 
 LOG_NAME_LENGTH_MAX = 512
+_NAMES_KEPT = 1024
+"""So many names are kept with what was found, since each call of a client names a log."""
 _DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 """Unicode's controls, formats, unassigned, private and surrogate characters, and all its spaces."""
@@ -143,6 +146,11 @@ def _log_name_problem(name: str) -> str:
         return "it is empty"
     if len(name.encode("utf-8", "surrogatepass")) > LOG_NAME_LENGTH_MAX:
         return f"it is longer than {LOG_NAME_LENGTH_MAX} bytes"
+    return _characters_problem(name)
+
+
+@lru_cache(_NAMES_KEPT)
+def _characters_problem(name: str) -> str:
     if name.startswith("."):
         return "names starting with '.' are reserved"
     components = name.split("/")

@@ -46,10 +46,18 @@ class Unread:
 
     def numbers(self, form: Struct) -> tuple[Any, ...]:
         """Take numbers of fixed sizes."""
-        return form.unpack(self.take(form.size))
+        start, end = self._at, self._at + form.size
+        if end > len(self._data):
+            self.take(form.size)  # raises
+        self._at = end
+        return form.unpack_from(self._data, start)
 
     def varint(self) -> int:
         """Take a varint without a sign."""
+        data, at = self._data, self._at
+        if at < len(data) and data[at] < 0x80:  # nearly all have one byte
+            self._at = at + 1
+            return data[at]
         found = 0
         for index in range(_VARINT_BYTES_MAX):
             (byte,) = self.take(1)

@@ -8,11 +8,14 @@ an `_` behind a `/`.  Thus no two logs have the same topic.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 
 from dlcore.base.errors import LogNotFoundError
 
 _ESCAPED = re.compile(r"/_|[^A-Za-z0-9_-]")
+_KEPT_COUNT, _KEPT_LENGTH_MAX = 1024, 1024
+"""So many topics are kept with their logs, which clients name in each request; no longer ones."""
 _PARTS = re.compile(r"\._(?P<byte>[0-9a-f]{2})|(?P<slash>\.)|(?P<text>[A-Za-z0-9_-]+)")
 
 
@@ -34,6 +37,10 @@ def _hex(byte: int) -> str:
 
 def log_of(topic: str) -> str | None:
     """Return the log of a topic; None if no log can have this topic."""
+    return (_kept_log_of if len(topic) <= _KEPT_LENGTH_MAX else _log_of)(topic)
+
+
+def _log_of(topic: str) -> str | None:
     found, end = bytearray(), 0
     for part in _PARTS.finditer(topic):
         if part.start() != end:
@@ -51,6 +58,9 @@ def log_of(topic: str) -> str | None:
     except UnicodeDecodeError:
         return None
     return log if end == len(topic) and topic_of(log) == topic else None
+
+
+_kept_log_of = lru_cache(_KEPT_COUNT)(_log_of)
 
 
 def log_in(topic: str | None, partition: int = 0) -> str:

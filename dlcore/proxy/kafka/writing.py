@@ -31,19 +31,17 @@ class Collected:
 
     def __init__(self) -> None:
         self.parts: list[bytes | memoryview] = []
-        self._small = bytearray()
+        self.small = bytearray()
+        """What comes behind the parts."""
 
-    def write(self, data: bytes | Batches) -> None:
-        """Take a part."""
-        if isinstance(data, Batches):
-            self._end_small()
-            self.parts += data.parts
-        else:
-            self._small += data
+    def take(self, batches: Batches) -> None:
+        """Take batches as parts."""
+        self._end_small()
+        self.parts += batches.parts
 
     def _end_small(self) -> None:
-        self.parts.append(bytes(self._small))
-        self._small = bytearray()
+        self.parts.append(bytes(self.small))
+        self.small = bytearray()
 
     def framed(self) -> list[bytes | memoryview]:
         """Return all parts, behind their size."""
@@ -82,15 +80,15 @@ def _no_tags(_: Any) -> bytes:
 
 
 def _plain(sink: Collected, data: bytes) -> None:
-    sink.write(data)
+    sink.small += data
 
 
 def _number(form: Struct, sink: Collected, number: Any) -> None:
-    sink.write(form.pack(number))
+    sink.small += form.pack(number)
 
 
 def _numbers(form: Struct, sink: Collected, numbers: tuple[Any, ...]) -> None:
-    sink.write(form.pack(*numbers))
+    sink.small += form.pack(*numbers)
 
 
 def _writer(kind: type[Any], field: Field[Any], hint: Any) -> Callable[[Collected, Any], None]:
@@ -132,7 +130,7 @@ def _length(form: Struct | None, length: int) -> bytes:
 def _array(
     element: Callable[[Collected, Any], None], form: Struct | None, sink: Collected, values: Any
 ) -> None:
-    sink.write(_length(form, -1 if values is None else len(values)))
+    sink.small += _length(form, -1 if values is None else len(values))
     for each in values or ():
         element(sink, each)
 
@@ -142,18 +140,20 @@ def _text(form: Struct | None, sink: Collected, text: str | None) -> None:
 
 
 def _bytes(form: Struct | None, sink: Collected, data: Any) -> None:
-    sink.write(_length(form, -1 if data is None else len(data)))
-    if data is not None:
-        sink.write(data)
+    sink.small += _length(form, -1 if data is None else len(data))
+    if isinstance(data, Batches):
+        sink.take(data)
+    elif data is not None:
+        sink.small += data
 
 
 def _uuid(sink: Collected, value: UUID | None) -> None:
-    sink.write(bytes(16) if value is None else value.bytes)
+    sink.small += bytes(16) if value is None else value.bytes
 
 
 def _moment(sink: Collected, moment: datetime | None) -> None:
-    sink.write(LONG.pack(-1 if moment is None else round(moment.timestamp() * 1000)))
+    sink.small += LONG.pack(-1 if moment is None else round(moment.timestamp() * 1000))
 
 
 def _time(form: Struct, sink: Collected, time: timedelta) -> None:
-    sink.write(form.pack(time // _MS))
+    sink.small += form.pack(time // _MS)

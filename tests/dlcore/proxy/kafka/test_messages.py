@@ -197,8 +197,9 @@ def test_batches_are_not_copied() -> None:
     """Records stand in an answer as they were given."""
     collected = Collected()
     large = bytes(1000)
-    for each in (b"a", b"b", Batches([Batch((b"c", large), 1001, 1)]), b"d"):
-        collected.write(each)
+    collected.small += b"ab"
+    collected.take(Batches([Batch((b"c", large), 1001, 1)]))
+    collected.small += b"d"
     size, *parts = collected.framed()
     assert parts == [b"ab", b"c", large, b"d"]
     assert parts[2] is large
