@@ -30,7 +30,7 @@ from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdi
 from dlcore.proxy.writing.staging import Stagings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -226,9 +226,9 @@ def rings_evict_nothing() -> Iterator[None]:
 def logs_are_followed_for_ever() -> Iterator[None]:
     """A log that nobody reads any more is followed all the same."""
 
-    @contextlib.asynccontextmanager
-    async def follow(self: FollowedLogs, log: DirectLog) -> AsyncIterator[FollowedLog]:
-        async with kept(self, log) as followed:
+    @contextlib.contextmanager
+    def follow(self: FollowedLogs, log: DirectLog, end: DLSN) -> Iterator[FollowedLog]:
+        with kept(self, log, end) as followed:
             followed.users += 1
             yield followed
 

@@ -339,7 +339,9 @@ class Calls:
             is_arrow=shared.config.kafka_typed == "arrow",
             has_headers=shared.config.kafka_headers,
         )
-        reading = Reading(log=log, view=view, start=start, end=_ENDLESS, follow=True)
+        reading = Reading(
+            log=log, view=view, start=start, end=_ENDLESS, known_end=snapshot.end, follow=True
+        )
         feed = Feed(
             reading,
             offset=offset,

@@ -53,6 +53,8 @@ class Reading:
     view: View
     start: DLSN
     end: DLSN
+    known_end: DLSN
+    """The log's end, as far as it is known: what is before it is readable."""
     follow: bool
     awaited: NotLessThan | None = None
 
@@ -89,8 +91,8 @@ class Deliveries:
         if not reading.follow:
             await self._catch_up(reading, reading.start, reading.end, send)
             return
-        async with (
-            self._followed.follow(reading.log) as followed,
+        with (
+            self._followed.follow(reading.log, reading.known_end) as followed,
             followed.ring(reading.view) as ring,
         ):
             start = reading.start

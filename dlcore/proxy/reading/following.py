@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from dlcore.proxy.reading.rows import row_bytes_of
 from dlcore.proxy.reading.runs import RUN_BYTES, fetched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.base.ids import DLSN
@@ -65,12 +65,15 @@ class FollowedLog:
     and replaced by a new event.  After an error, or the end of a sealed log, no rows follow.
     """
 
-    def __init__(self, log: DirectLog, budget: RingBudget, tasks: BackgroundTasks) -> None:
+    def __init__(
+        self, log: DirectLog, end: DLSN, budget: RingBudget, tasks: BackgroundTasks
+    ) -> None:
         self._log = log
+        self.end = end
+        """The position up to which the log is followed; its records before that are readable."""
         self._budget = budget
         self._rings: dict[bytes, _ViewRing] = {}
         self._awaited: Awaited[asyncio.Future[DLSN]] = Awaited()
-        self._end: DLSN | None = None
         self.records = 0
         """The number of records before the end, once some came."""
         self.users = 0
@@ -80,7 +83,7 @@ class FollowedLog:
         self.task = tasks.start(self._run(), name=f"following log {log.name!r}")
 
     def __repr__(self) -> str:
-        return f"<FollowedLog {self._log.name!r} at {self._end}, {self.users} readers>"
+        return f"<FollowedLog {self._log.name!r} at {self.end}, {self.users} readers>"
 
     def require_unbroken(self) -> None:
         """Raise the error that ended the following, if there is one."""
@@ -91,18 +94,14 @@ class FollowedLog:
         """Follow the log until its end or an error."""
         row_bytes = row_bytes_of(self._log.name)
         try:
-            snapshot = await self._log.get_snapshot()
-            async with await self._log.open_reader(dlsn=snapshot.end) as reader:
-                # Now rings can be opened: they begin at this position.
-                self._end = snapshot.end
-                self._tell()
+            async with await self._log.open_reader(dlsn=self.end) as reader:
                 while True:
                     taken = await reader.take_entries()
                     came_s = steady_s()
                     for each in fetched(taken, row_bytes=row_bytes, sizes=repeat(RUN_BYTES)):
                         for known in self._rings.values():
                             known.append(each, came_s)
-                        self._end = each.end
+                        self.end = each.end
                         last = each.rows[-1]
                         before = last.place.sequence_id + last.first_slot
                         self.records = before + last.batch.num_rows
@@ -128,12 +127,6 @@ class FollowedLog:
                 _found(found, self.end)
             self._tell()
 
-    @property
-    def end(self) -> DLSN:
-        """The position up to which the log is followed; known once a ring is open."""
-        assert self._end is not None
-        return self._end
-
     @contextmanager
     def awaiting(self, wanted: NotLessThan) -> Iterator[asyncio.Future[DLSN]]:
         """Yield a future of the position of the first new record that is not below `wanted`.
@@ -154,16 +147,13 @@ class FollowedLog:
         self.news.set()
         self.news = asyncio.Event()
 
-    @asynccontextmanager
-    async def ring(self, view: View) -> AsyncIterator[Ring]:
+    @contextmanager
+    def ring(self, view: View) -> Iterator[Ring]:
         """Yield the ring of a view; a new ring begins at the position up to which we followed."""
-        while self._end is None:
-            self.require_unbroken()
-            await self.news.wait()
         key = view.schema.serialize().to_pybytes()
         known = self._rings.get(key)
         if known is None:
-            known = self._rings[key] = _ViewRing(view, self._budget.open_ring(self._end))
+            known = self._rings[key] = _ViewRing(view, self._budget.open_ring(self.end))
         known.users += 1
         try:
             yield known.ring
@@ -196,12 +186,15 @@ class FollowedLogs:
         followed = self._logs.get(log_id)
         return 0 if followed is None else followed.records
 
-    @asynccontextmanager
-    async def follow(self, log: DirectLog) -> AsyncIterator[FollowedLog]:
-        """Yield a followed log; it is followed until its last user leaves the block."""
+    @contextmanager
+    def follow(self, log: DirectLog, end: DLSN) -> Iterator[FollowedLog]:
+        """Yield a followed log; it is followed until its last user leaves the block.
+
+        If nobody follows it yet, it is from its known `end` on.
+        """
         followed = self._logs.get(log.log_id)
         if followed is None or followed.error is not None:
-            followed = self._logs[log.log_id] = FollowedLog(log, self.budget, self._tasks)
+            followed = self._logs[log.log_id] = FollowedLog(log, end, self.budget, self._tasks)
         followed.users += 1
         try:
             yield followed

@@ -188,6 +188,7 @@ class ReadPath:
             view=view,
             start=max(start, snapshot.first),
             end=end,
+            known_end=snapshot.end,
             follow=ticket.follow,
             awaited=awaited,
         )

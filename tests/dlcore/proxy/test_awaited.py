@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,16 +16,16 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.rows import StoredRows
 from dlcore.proxy.reading.awaited import Awaited, first_not_less
-from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
+from dlcore.proxy.reading.delivery import Deliveries
 from tests.dlcore.proxy.test_runs import values
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import record
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from dlcore.log.reading.reader import DirectReader
+    from dlcore.proxy.reading.delivery import Reading
+    from dlcore.proxy.reading.outgoing import Send
 
 TXID, TIME, SEQUENCE = RecordField.TXID, RecordField.TIMESTAMP_MS, RecordField.SEQUENCE_ID
 
@@ -147,23 +146,23 @@ def test_all_who_wait_for_records_to_come_share_one_follower(
 
 
 def test_what_came_before_the_log_was_followed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look at the log and the follower's beginning, or in a run that is there."""
+    """Between the look at the log and where others follow it from, or in a run that is there."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
         log = await served.cluster.namespaces[0].open_log("clicks")
         await (await log.open_writer()).aclose()
-        follow = FollowedLogs.follow
+        deliver = Deliveries.deliver
 
-        @asynccontextmanager
-        async def late(self: FollowedLogs, log: Any) -> AsyncIterator[FollowedLog]:
+        async def late(self: Deliveries, reading: Reading, send: Send) -> None:
             async with await log.open_writer() as writer:
                 for number in range(4):
                     await writer.write(record(number, b"%d:0" % number))
-            async with follow(self, log) as followed:
-                yield followed
+            end = (await log.get_snapshot()).end
+            with self._followed.follow(reading.log, end):
+                await deliver(self, reading, send)
 
-        monkeypatch.setattr(FollowedLogs, "follow", late)
+        monkeypatch.setattr(Deliveries, "deliver", late)
         reader = Reader(served, txid=2)
         await until(lambda: len(reader.values) == 2)
         reader.task.cancel()

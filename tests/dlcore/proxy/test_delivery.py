@@ -64,7 +64,9 @@ def messages(log: Log, end: DLSN) -> list[bytes]:
     async def send(message: bytes) -> None:
         got.append(message)
 
-    reading = Reading(log=cast("Any", log), view=VIEW, start=DLSN.INITIAL, end=end, follow=False)
+    reading = Reading(
+        log=cast("Any", log), view=VIEW, start=DLSN.INITIAL, end=end, known_end=end, follow=False
+    )
     deliveries = Deliveries(cast("Any", None), Outgoing(1), catching_up_max=1)
     asyncio.run(deliveries.deliver(reading, send))
     return got

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
-from types import SimpleNamespace
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -43,10 +42,6 @@ class GrowingLog:
         """Let an entry with one record come."""
         self.entries.append(entry(number, 1, size=size))
         self.more.set()
-
-    async def get_snapshot(self) -> Any:
-        """Tell that nothing is there yet."""
-        return SimpleNamespace(end=BEGIN)
 
     async def open_reader(self, *, dlsn: DLSN) -> GrowingLog:
         """Read from the beginning."""
@@ -106,7 +101,12 @@ async def _followed(
     followed = FollowedLogs(RingBudget(1 << 20))
     deliveries = Deliveries(followed, Outgoing(1 << 20), catching_up_max=1)
     reading = Reading(
-        log=cast("Any", log), view=VIEW, start=start, end=DLSN(1, end, 0), follow=True
+        log=cast("Any", log),
+        view=VIEW,
+        start=start,
+        end=DLSN(1, end, 0),
+        known_end=BEGIN,
+        follow=True,
     )
     followers = [Client() for _ in range(clients)]
     all_done = asyncio.gather(*(deliveries.deliver(reading, each.send) for each in followers))
@@ -159,18 +159,18 @@ def test_who_leaves_a_log_that_broke_takes_nothing_from_those_who_came_later() -
     async def follow() -> None:
         log: Any = GrowingLog()
         followed = FollowedLogs(RingBudget(1 << 20))
-        async with AsyncExitStack() as early:
-            broken = await early.enter_async_context(followed.follow(log))
+        with ExitStack() as early:
+            broken = early.enter_context(followed.follow(log, BEGIN))
             log.error = LedgerReadError("an entry is lost")
             log.more.set()
             await asyncio.wait_for(broken.task, WAIT_S)
             with pytest.raises(LedgerReadError, match="lost"):
                 broken.require_unbroken()
             log.error = None
-            async with followed.follow(log) as sound:
+            with followed.follow(log, BEGIN) as sound:
                 assert sound is not broken
-                await early.aclose()
-                async with followed.follow(log) as shared:
+                early.close()
+                with followed.follow(log, BEGIN) as shared:
                     assert shared is sound
                     assert repr(shared).endswith("2 readers>")
         assert not len(followed)

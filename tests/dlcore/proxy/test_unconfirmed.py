@@ -48,11 +48,13 @@ def test_an_entry_that_was_never_confirmed_is_never_sent() -> None:
             async def send(message: bytes) -> None:
                 got.extend(values(message))
 
+            read = await (await cluster.open("proxy")).open_log("clicks")
             reading = Reading(
-                log=await (await cluster.open("proxy")).open_log("clicks"),
+                log=read,
                 view=RowView("clicks", None, ["dlsn", "value"]),
                 start=DLSN.INITIAL,
                 end=DLSN(2, 1, 0),
+                known_end=(await read.get_snapshot()).end,
                 follow=True,
             )
             followed = FollowedLogs(RingBudget(1 << 20))
