@@ -25,7 +25,7 @@ LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z"
 
 LOG_NAME_LENGTH_MAX = 512
 _NAMES_KEPT = 1024
-"""So many names are kept with what was found, since each call of a client names a log."""
+"""Names that are kept with their problem, if any, since each call of a client names a log."""
 _DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 """Unicode's controls, formats, unassigned, private and surrogate characters, and all its spaces."""

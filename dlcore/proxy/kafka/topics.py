@@ -15,7 +15,7 @@ from dlcore.base.errors import LogNotFoundError
 
 _ESCAPED = re.compile(r"/_|[^A-Za-z0-9_-]")
 _KEPT_COUNT, _KEPT_LENGTH_MAX = 1024, 1024
-"""So many topics are kept with their logs, which clients name in each request; no longer ones."""
+"""Topics that are kept with their logs, since each request names some; no longer ones are kept."""
 _PARTS = re.compile(r"\._(?P<byte>[0-9a-f]{2})|(?P<slash>\.)|(?P<text>[A-Za-z0-9_-]+)")
 
 

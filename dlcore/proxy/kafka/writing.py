@@ -32,7 +32,7 @@ class Collected:
     def __init__(self) -> None:
         self.parts: list[bytes | memoryview] = []
         self.small = bytearray()
-        """What comes behind the parts."""
+        """The bytes behind the parts."""
 
     def take(self, batches: Batches) -> None:
         """Take batches as parts."""
