@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from dlcore.log.cold.table_format import TableFiles
 from dlcore.ops.upkeep import table_guard
 from dlcore.ops.upkeep.table_commits import Commit, TableCommits
 
@@ -51,7 +52,7 @@ def tables_keep_truncated_files() -> Iterator[None]:
     advance = TableCommits._advance
 
     def keeping(self: TableCommits, table: TableSeen, position: Place, chain: Chain) -> Effect:
-        return advance(self, table._replace(files=()), position, chain)
+        return advance(self, table._replace(files=TableFiles()), position, chain)
 
     with patch.object(TableCommits, "_advance", keeping):
         yield

@@ -23,6 +23,7 @@ from dlcore.log.cold.delta_format import DELTA
 from dlcore.log.cold.table_format import (
     AddedFile,
     TableFile,
+    TableFiles,
     TableForm,
     TableSeen,
     description_of,
@@ -229,7 +230,14 @@ class Catalog:
 class TableOfProcess:
     """A table as one process reaches it: `LogTable`."""
 
-    def __init__(self, form: TableForm, url: str, app_id: str, objects: ColdStoreOfProcess) -> None:
+    def __init__(
+        self,
+        form: TableForm,
+        url: str,
+        app_id: str,
+        objects: ColdStoreOfProcess,
+        _kept: object = None,
+    ) -> None:
         assert form is DELTA
         self.url = url
         self._app_id = app_id
@@ -256,7 +264,7 @@ class TableOfProcess:
             seen.position,
             description_of(self._app_id),
             seen.fields,
-            tuple(seen.files.values()),
+            TableFiles.of(seen.files.values()),
         )
 
     async def create(

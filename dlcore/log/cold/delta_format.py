@@ -242,6 +242,10 @@ def _bound(value: Any, *, up: bool) -> int | str | None:
             return None
 
 
+COLUMNS_OF_FILES = ("path", "size_bytes", "max._entry", "num_records")
+"""The columns of add actions that `files_of` needs."""
+
+
 def files_of(rows: Iterable[Mapping[str, Any]]) -> tuple[TableFile, ...]:
     """Return the files of a table by its add actions.
 

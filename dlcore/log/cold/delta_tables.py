@@ -1,8 +1,12 @@
-"""Delta tables of logs, by the library deltalake: looked at, made, and changed by one commit each.
+"""Delta tables of logs: looked at, made, and changed by one commit each.
+
+A table that is not known is read by the library deltalake, and so is what dlog does not write
+itself; the library also makes tables, columns and checkpoints.  Its cost grows with the table.
+Commits, and tables that are known, are read and written by `delta_log.py`, whose cost does not.
 
 The library has a client of object stores of its own, which takes the same variables of the
-environment as that of the tier, and on S3 makes commits by ``If-None-Match``.  A commit is tried
-once: whoever calls looks again before the next one.  Calls run in threads.
+environment as that of the tier.  Both make a commit's file only where there is none.  A commit is
+tried once: whoever calls looks again before the next one.  Calls run in threads.
 """
 
 from __future__ import annotations
@@ -10,18 +14,33 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import ConfigurationError, ObjectStoreError
 from dlcore.base.extras import missing_packages_explained
-from dlcore.log.cold.delta_format import DELTA, before_last_checkpoint, files_of, statistics_of
+from dlcore.log.cold.delta_format import (
+    COLUMNS_OF_FILES,
+    DELTA,
+    before_last_checkpoint,
+    files_of,
+    statistics_of,
+)
+from dlcore.log.cold.delta_log import (
+    DeltaState,
+    after,
+    commit_of,
+    identity_of,
+    name_of,
+    require_known_features,
+)
+from dlcore.log.cold.files_kept import FilesKept
 from dlcore.log.cold.objects import delete_below
-from dlcore.log.cold.stores import sync_file
+from dlcore.log.cold.stores import read_whole, sync_file
 from dlcore.log.cold.table_format import (
     CHECKPOINT_EVERY,
-    TableSeen,
+    TableFiles,
     boundary_of,
     description_of,
     number_of,
@@ -33,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlcore.log.cold.objects import Objects
-    from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile
+    from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile, TableSeen
 
 _OPTIONS = {
     "timeout": "30 s",
@@ -42,6 +61,8 @@ _OPTIONS = {
     "retry_timeout": "60 s",
 }
 _REASON_MAX = 300
+_COMMITS_READ_MAX = 100
+"""Commits that are read one by one; if there are more, all of the table is read."""
 _VERSION = re.compile(r"(\d{20})(?:\.checkpoint)?\.(?:json|parquet)")
 PROPERTIES = {
     # A checkpoint has all files.  To open the table takes some 30 requests for it, and 4 for each
@@ -61,53 +82,101 @@ class DeltaTables:
         url: the folder.
         app_id: the log, as its table names it.
         objects: the store of the folder.
+        kept: tables as they were seen last, by their folders: of one that is among them only later
+            commits are read.
     """
 
-    def __init__(self, url: str, app_id: str, objects: Objects) -> None:
+    def __init__(
+        self,
+        url: str,
+        app_id: str,
+        objects: Objects,
+        kept: FilesKept[DeltaState] | None = None,
+    ) -> None:
         self.url = url
         self._objects = objects
         self._app_id = app_id
-        self._table: Any = None
+        self._kept = FilesKept[DeltaState]() if kept is None else kept
         self._version = -1  # that was seen last
 
-    async def look(self, version: int | None = None) -> TableSeen | None:
-        """Return the table at its newest version, or at this one; None if there is none.
+    async def look(self) -> TableSeen | None:
+        """Return the table at its newest version; None if there is none.
 
         Later commits succeed only if no other one came after the version that was seen last.
 
         Raises:
-            TableError: a file of it is none of dlog's.
-            ObjectStoreError: it cannot be read now, or is damaged, or has no such version.
+            TableError: a file of it is none of dlog's, or it needs what dlog does not know.
+            ObjectStoreError: it cannot be read now, or is damaged.
         """
-        return await asyncio.to_thread(self._look, version)
+        return await asyncio.to_thread(self._look)
 
-    def _look(self, version: int | None) -> TableSeen | None:
+    def _look(self) -> TableSeen | None:
+        known = self._kept.get(self.url)
+        state = None if known is None else self._read_on(known)
+        if state is None:
+            self._kept.forget(self.url)
+            state = self._read_whole()
+            if state is None:
+                return None
+        if state.commit:
+            self._kept.put(self.url, state, files=len(state.files))
+        self._version = state.version
+        return state.seen()
+
+    def _read_on(self, state: DeltaState) -> DeltaState | None:
+        """Return a table that is known at its newest version; None if all of it is to be read."""
+        data = self._commit_file(state.version)
+        if data is None or identity_of(data) != state.commit:
+            return None  # it was made again, or nobody committed for a month
+        for _ in range(_COMMITS_READ_MAX):
+            data = self._commit_file(state.version + 1)
+            if data is None:
+                return state
+            found = after(state, data, self._app_id)
+            if found is None:
+                return None
+            state = found
+        return None
+
+    def _read_whole(self) -> DeltaState | None:
         module = _library(self.url)
         with _told("reading", self.url):
             try:
-                if self._table is None or version is not None:
-                    table = module.DeltaTable(self.url, version=version, storage_options=_OPTIONS)
-                else:
-                    table = self._table  # of which only later commits are read
-                    table.update_incremental()
+                table = module.DeltaTable(self.url, storage_options=_OPTIONS)
             except module.exceptions.TableNotFoundError:
-                self._table = None
                 return None
             number = table.transaction_version(self._app_id)
             rows = table.get_add_actions(flatten=True)
-            columns = rows.schema.names
-            rows = zip(*(rows.column(each).to_pylist() for each in columns), strict=True)
             metadata = table.metadata()
+            protocol = table.protocol()
             fields = json.loads(table.schema().to_json())["fields"]
-        self._table, self._version = table, table.version()
-        return TableSeen(
-            version=self._version,
-            known_as=self._version,
+        require_known_features(protocol.min_writer_version, protocol.writer_features)
+        names = [each for each in COLUMNS_OF_FILES if each in rows.schema.names]
+        columns = zip(*(rows.column(each).to_pylist() for each in names), strict=True)
+        data = self._commit_file(table.version())
+        return DeltaState(
+            version=table.version(),
+            commit=b"" if data is None else identity_of(data),
+            checkpoint=self._checkpoint(),
             position=None if number is None else place_of(number),
             description=metadata.description or "",
             fields=tuple(fields),
-            files=files_of(dict(zip(columns, row, strict=True)) for row in rows),
+            files=TableFiles.of(files_of(dict(zip(names, each, strict=True)) for each in columns)),
         )
+
+    def _checkpoint(self) -> int:
+        """Return the version of the newest checkpoint; 0 if there is none."""
+        data = self._file("_last_checkpoint")
+        with suppress(ValueError, LookupError, TypeError):
+            return 0 if data is None else int(json.loads(data)["version"])
+        return 0  # readers pass a damaged one over
+
+    def _commit_file(self, version: int) -> bytes | None:
+        return self._file(name_of(version))
+
+    def _file(self, name: str) -> bytes | None:
+        """Return a file of the table's log; None if there is none."""
+        return read_whole(f"{self.url}/{DELTA.folder}/{name}")
 
     async def position_at(self, version: int) -> Place | None:
         """Return the position of a version.
@@ -200,7 +269,8 @@ class DeltaTables:
     def _add_fields(self, fields: Sequence[Field], position: Place) -> None:
         module = _library(self.url)
         with _told("adding columns to", self.url):
-            self._table.alter.add_columns(
+            table = module.DeltaTable(self.url, version=self._version, storage_options=_OPTIONS)
+            table.alter.add_columns(
                 list(_schema(module, fields).fields), **self._commit(module, position)
             )
             self._sync(self._version + 1)
@@ -221,27 +291,17 @@ class DeltaTables:
         Raises:
             ObjectStoreError: it was not done, or that is not known.
         """
-        await asyncio.to_thread(self._apply, adds, removes, position, now_ms, data_change)
-
-    def _apply(
-        self,
-        adds: Sequence[AddedFile],
-        removes: Sequence[TableFile],
-        position: Place,
-        now_ms: int,
-        data_change: bool,
-    ) -> None:
-        module = _library(self.url)
-        actions = _adds(module, adds, data_change=data_change)
-        actions += [
-            module.transaction.RemoveAction(each.name, data_change, now_ms, each.size_bytes, {})
-            for each in removes
-        ]
-        with _told("changing", self.url):
-            self._table.create_write_transaction(
-                actions, "append", self._table.schema(), **self._commit(module, position)
-            )
-            self._sync(self._version + 1)
+        data = commit_of(
+            adds,
+            removes,
+            position,
+            app_id=self._app_id,
+            now_ms=now_ms,
+            data_change=data_change,
+        )
+        # Of two commits after the same version one finds the other's file, and fails.
+        name = name_of(self._version + 1)
+        await self._objects.put_new(f"{self.url}/{DELTA.folder}/{name}", data)
 
     def _commit(self, module: Any, position: Place) -> dict[str, Any]:
         transaction = module.transaction
@@ -280,6 +340,11 @@ class DeltaTables:
             table = module.DeltaTable(self.url, storage_options=_OPTIONS)
             table.create_checkpoint()
             table.cleanup_metadata()
+            version = table.version()
+        known = self._kept.get(self.url)
+        if known is not None:
+            made = known._replace(checkpoint=version)
+            self._kept.put(self.url, made, files=len(made.files))
 
     async def forget_history(self) -> None:
         """Delete all versions of the table but the newest.

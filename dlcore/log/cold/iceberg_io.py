@@ -9,17 +9,14 @@ which the first one's answer was lost.
 from __future__ import annotations
 
 import io
-import os
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
 from dlcore.log.cold.iceberg_format import METADATA_SUFFIX
-from dlcore.log.cold.stores import sync_file
+from dlcore.log.cold.stores import place_in_store, sync_file
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,14 +40,14 @@ class TierFiles(FileIO):
             import obstore
 
             with suppress(FileNotFoundError):
-                obstore.delete(*_place(url))
+                obstore.delete(*place_in_store(url))
 
 
 class _Input(InputFile):
     def __len__(self) -> int:
         import obstore
 
-        return int(obstore.head(*_place(self.location))["size"])
+        return int(obstore.head(*place_in_store(self.location))["size"])
 
     def exists(self) -> bool:
         return _exists(self.location)
@@ -58,7 +55,7 @@ class _Input(InputFile):
     def open(self, seekable: bool = True) -> InputStream:
         import obstore
 
-        return io.BytesIO(obstore.get(*_place(self.location)).bytes())
+        return io.BytesIO(obstore.get(*place_in_store(self.location)).bytes())
 
 
 class _Output(OutputFile):
@@ -88,7 +85,7 @@ class _Stream(io.BytesIO):
             self._stored = True
             import obstore
 
-            store, key = _place(self._location)
+            store, key = place_in_store(self._location)
             # Names are new ones; in one request, as the tier's objects are.
             obstore.put(store, key, self.getvalue(), mode="create", use_multipart=False)
             if self._location.startswith("file:"):
@@ -109,21 +106,7 @@ def _exists(location: str) -> bool:
     import obstore
 
     try:
-        obstore.head(*_place(location))
+        obstore.head(*place_in_store(location))
     except FileNotFoundError:
         return False
     return True
-
-
-@lru_cache(maxsize=64)
-def _store_of(root: str, _: tuple[tuple[str, str], ...]) -> Any:
-    from obstore.store import from_url
-
-    return from_url(root)
-
-
-def _place(location: str) -> tuple[Any, str]:
-    """Return the store of a file, and its key there."""
-    parts = urlsplit(location)
-    chosen = tuple(sorted(each for each in os.environ.items() if each[0].startswith("AWS_")))
-    return _store_of(f"{parts.scheme}://{parts.netloc}/", chosen), parts.path.lstrip("/")

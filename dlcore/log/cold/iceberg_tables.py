@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ObjectStoreError, TableError
 from dlcore.log.cold import iceberg_catalog
+from dlcore.log.cold.files_kept import FilesKept
 from dlcore.log.cold.iceberg_catalog import identifier_of, told
 from dlcore.log.cold.iceberg_format import (
     ANCESTORS_MAX,
@@ -45,9 +46,8 @@ from dlcore.log.cold.iceberg_format import (
     with_fields,
     without_floats,
 )
-from dlcore.log.cold.manifests_read import ManifestsRead
 from dlcore.log.cold.objects import delete_below
-from dlcore.log.cold.table_format import TableSeen, require_reached
+from dlcore.log.cold.table_format import FilesPart, TableFiles, TableSeen, require_reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,9 +56,8 @@ if TYPE_CHECKING:
     from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile
 
 _BEGINNING: Place = (1, 0)
-_FILES_KEPT_MAX = 600_000
-"""Files whose manifests are not read again: 200 MB, a year of one a minute."""
-_manifests_read = ManifestsRead(files_max=_FILES_KEPT_MAX)
+_manifests_read = FilesKept[FilesPart]()
+"""Manifests never change, and are not read again."""
 
 
 class _Seen(NamedTuple):
@@ -84,7 +83,7 @@ class IcebergTables:
         self._objects = objects
         self._snapshots_kept = snapshots_kept
         self._table: Any = None  # as it was seen last
-        self._manifests: list[tuple[str, tuple[TableFile, ...]]] = []  # of it, with their files
+        self._manifests: list[tuple[str, FilesPart]] = []  # of it that have files, with these
         self._seen_last = _Seen(_BEGINNING, 0)
 
     async def look(self) -> TableSeen | None:
@@ -153,11 +152,11 @@ class IcebergTables:
             position=position,
             description=metadata.properties.get("comment", ""),
             fields=_fields_of(metadata),
-            files=tuple(itertools.chain.from_iterable(files for _, files in self._manifests)),
+            files=TableFiles(tuple(part for _, part in self._manifests)),
         )
 
-    def _held(self, table: Any, snapshot: Any) -> Iterator[tuple[str, tuple[TableFile, ...]]]:
-        """Yield the manifests of a snapshot with the files that they name."""
+    def _held(self, table: Any, snapshot: Any) -> Iterator[tuple[str, FilesPart]]:
+        """Yield the manifests of a snapshot that name files, with these."""
         from pyiceberg.manifest import ManifestContent
 
         for manifest in snapshot.manifests(table.io):
@@ -166,12 +165,16 @@ class IcebergTables:
                     f"the table in {self.url} has files that delete rows of others: another "
                     f"program changed it; to do: go back to the snapshot with the tag {TAG}"
                 )
-            files = _manifests_read.get(manifest.manifest_path)
-            if files is None:
+            path = manifest.manifest_path
+            part = _manifests_read.get(path)
+            if part is None:
                 entries = manifest.fetch_manifest_entry(table.io)
                 files = tuple(self._table_file(each.data_file) for each in entries)
-                _manifests_read.put(manifest.manifest_path, files)
-            yield manifest.manifest_path, files
+                if not files:
+                    continue  # it names only what is gone
+                part = FilesPart.of(files)
+                _manifests_read.put(path, part, files=len(files))
+            yield path, part
 
     def _table_file(self, found: Any) -> TableFile:
         return table_file(
@@ -371,8 +374,11 @@ class IcebergTables:
     ) -> int:
         """Let a transaction have a snapshot that changes files; return its number."""
         names = {each.name for each in removes}
+        segments = {each.end[0] for each in removes}
         holding = {
-            path for path, files in self._manifests if any(each.name in names for each in files)
+            path
+            for path, part in self._manifests
+            if part.may_have(segments) and any(each.name in names for each in part.files)
         }
         snapshot = transaction.update_snapshot(snapshot_properties=summary).overwrite()
         for added in adds:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -104,6 +105,36 @@ class StoredObjects(Objects):
             with _told("opening", root):
                 self._stores[root] = from_url(root)
         return self._stores[root], parts.path.lstrip("/")
+
+
+def read_whole(url: str) -> bytes | None:
+    """Return a file of a store; None if there is none.  It waits for the store.
+
+    Raises:
+        ObjectStoreError: it cannot be read now.
+    """
+    store, key = place_in_store(url)
+    import obstore
+
+    with _told("reading", url):
+        try:
+            return bytes(obstore.get(store, key).bytes())
+        except FileNotFoundError:
+            return None
+
+
+def place_in_store(url: str) -> tuple[Any, str]:
+    """Return the store of a URL, by the variables of the environment as they are, and the key."""
+    parts = urlsplit(url)
+    chosen = tuple(sorted(each for each in os.environ.items() if each[0].startswith("AWS_")))
+    return _store_of(f"{parts.scheme}://{parts.netloc}/", chosen), parts.path.lstrip("/")
+
+
+@lru_cache(maxsize=64)
+def _store_of(root: str, _: tuple[tuple[str, str], ...]) -> Any:
+    from obstore.store import from_url
+
+    return from_url(root)
 
 
 def sync_file(file: Path) -> None:

@@ -9,13 +9,14 @@ I/O.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dlcore.base.errors import TableError
 from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -26,6 +27,7 @@ Field: TypeAlias = dict[str, Any]
 
 CHECKPOINT_EVERY = 20
 """Commits after which a table is tidied, so that the next one costs the same."""
+FILES_PER_PART = 1_000
 _ENTRIES_MAX = 2**32
 _SEGMENTS_MAX = 2**31
 _FILE = re.compile(r"(?P<lssn>\d{1,19})/\d{1,19}-[^/%]+-\d+-\d+\.parquet")
@@ -38,6 +40,77 @@ class TableFile(NamedTuple):
     size_bytes: int
     end: Place
     records: int
+
+
+class FilesPart(NamedTuple):
+    """Some files, one at least, with the least and the greatest of the places where they end."""
+
+    files: tuple[TableFile, ...]
+    first: Place
+    last: Place
+
+    @classmethod
+    def of(cls, files: Iterable[TableFile]) -> FilesPart:
+        """Return a part of these files."""
+        found = tuple(files)
+        ends = [each.end for each in found]
+        return cls(found, min(ends), max(ends))
+
+    def may_have(self, segments: Collection[int]) -> bool:
+        """Return whether files of one of these segments may be among its files."""
+        return any(self.first[0] <= each <= self.last[0] for each in segments)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """The files of a table at one version, in parts that know where their files end.
+
+    Whoever looks for files that end within some range passes other parts over: a commit to a table
+    of many files costs as one to a table of few.
+    """
+
+    parts: tuple[FilesPart, ...] = ()
+
+    @classmethod
+    def of(cls, files: Iterable[TableFile]) -> TableFiles:
+        """Return these files."""
+        found = sorted(files, key=lambda each: each.end)
+        starts = range(0, len(found), FILES_PER_PART)
+        return cls(tuple(FilesPart.of(found[each : each + FILES_PER_PART]) for each in starts))
+
+    def __len__(self) -> int:
+        return sum(len(each.files) for each in self.parts)
+
+    def __iter__(self) -> Iterator[TableFile]:
+        for part in self.parts:
+            yield from part.files
+
+    def ended_by(self, place: Place) -> Iterator[TableFile]:
+        """Yield the files that end at a place or before."""
+        for part in self.parts:
+            if part.first <= place:
+                yield from (each for each in part.files if each.end <= place)
+
+    def beyond(self, place: Place) -> TableFile | None:
+        """Return a file that ends after a place; None if none does."""
+        for part in self.parts:
+            if part.last > place:
+                return next(each for each in part.files if each.end > place)
+        return None
+
+    def changed(self, adds: Iterable[TableFile], gone: Collection[str]) -> TableFiles:
+        """Return the files with others, and without those of these names."""
+        segments = {found for each in gone if (found := segment_of(each)) is not None}
+        parts = list[FilesPart]()
+        for part in self.parts:
+            if not part.may_have(segments):
+                parts.append(part)
+            elif left := [each for each in part.files if each.name not in gone]:
+                parts.append(FilesPart.of(left))
+        new = list(adds)
+        if new and parts and len(parts[-1].files) + len(new) <= FILES_PER_PART:
+            new = [*parts.pop().files, *new]
+        return TableFiles((*parts, *TableFiles.of(new).parts))
 
 
 class AddedFile(NamedTuple):
@@ -54,6 +127,7 @@ class TableSeen(NamedTuple):
     """A table at one version: the position is None if no commit set any for this log.
 
     `version` grows with each commit; `known_as` is the number by which readers ask for it.
+    `checkpoint` is the version of which there is a list of all files; None: the format has none.
     """
 
     version: int
@@ -61,7 +135,8 @@ class TableSeen(NamedTuple):
     position: Place | None
     description: str
     fields: tuple[Field, ...]
-    files: tuple[TableFile, ...]
+    files: TableFiles
+    checkpoint: int | None = None
 
 
 class TableForm(NamedTuple):

@@ -16,6 +16,8 @@ from dlcore.log.cold.iceberg_tables import IcebergTables
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.log.cold.delta_log import DeltaState
+    from dlcore.log.cold.files_kept import FilesKept
     from dlcore.log.cold.objects import Objects
     from dlcore.log.cold.table_format import (
         AddedFile,
@@ -104,11 +106,20 @@ def form_of(kind: str) -> TableForm:
     return next(each for each in FORMS if each.kind == kind)
 
 
-def table_at(form: TableForm, url: str, app_id: str, objects: Objects) -> LogTable:
-    """Return the table of a format in a folder, for the log with an id."""
+def table_at(
+    form: TableForm,
+    url: str,
+    app_id: str,
+    objects: Objects,
+    kept: FilesKept[DeltaState] | None = None,
+) -> LogTable:
+    """Return the table of a format in a folder, for the log with an id.
+
+    `kept` are the tables of Delta that the caller has seen before, by their folders.
+    """
     if form is ICEBERG:
         return IcebergTables(url, app_id, objects)
-    return DeltaTables(url, app_id, objects)
+    return DeltaTables(url, app_id, objects, kept)
 
 
 async def forms_in(objects: Objects, url: str) -> list[TableForm]:

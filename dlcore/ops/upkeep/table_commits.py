@@ -23,6 +23,7 @@ The driver is `table_keeper.py`.  Each event has one effect.
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 ATTEMPTS_MAX = 3
 """How often a commit is tried until the log waits for the next round."""
 FILES_PER_COMMIT_MAX = 1_000
+CHECKPOINTED_PER_COMMIT_MAX = 1_000
+"""Files that are written into checkpoints for each commit, on average."""
 
 
 class TableState(State):
@@ -213,7 +216,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
     Args:
         app_id: the log, as its table names it.
         form: the format of the table.
-        checkpoint_every: a checkpoint is made of each version that is a multiple of this.
+        checkpoint_every: after so many commits a checkpoint is made, or old versions deleted.
         known: the table as it was seen last; None: all of it is compared.
     """
 
@@ -300,12 +303,18 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 "last commit"
             )
         self._table = seen
-        if self._is_checkpoint_due(seen.version):
+        if self._is_checkpoint_due(seen):
             return self._tidy(seen.version)
         return self._read()
 
-    def _is_checkpoint_due(self, version: int) -> bool:
-        return version > 0 and version % self._checkpoint_every == 0 and version != self._tidied
+    def _is_checkpoint_due(self, seen: TableSeen) -> bool:
+        if seen.version in (0, self._tidied):
+            return False
+        if seen.checkpoint is None:
+            return seen.version % self._checkpoint_every == 0
+        # One has all files: its share in a commit's cost does not grow with the table.
+        every = max(self._checkpoint_every, len(seen.files) // CHECKPOINTED_PER_COMMIT_MAX)
+        return seen.version - seen.checkpoint >= every
 
     def _tidy(self, version: int) -> Effect:
         self._tidied = version
@@ -353,14 +362,14 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
     def _advance(self, table: TableSeen, position: Place, chain: Chain) -> Effect:
         new = tuple(each for each in chain.objects if each.start >= position)
         adds = new[:FILES_PER_COMMIT_MAX]
-        removes = tuple(each for each in table.files if each.end <= chain.first)
+        removes = tuple(itertools.islice(table.files.ended_by(chain.first), FILES_PER_COMMIT_MAX))
         # Also over segments that were truncated before they came into the table: the sweep
         # deletes no object that the table may still add.
         reached = max(position, (chain.first[0], 0), *(each.end for each in adds[-1:]))
         if reached == position and not removes:
             self._position = position
             return self._end()
-        return self._change(Commit(adds, removes[:FILES_PER_COMMIT_MAX], reached))
+        return self._change(Commit(adds, removes, reached))
 
     def _require_fit(self, table: TableSeen, position: Place, chain: Chain) -> None:
         """Raise `TableError` if the table is not one that followed this chain."""
@@ -371,7 +380,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 "log, as after an import of older metadata; to do: keep what only the table has "
                 f"elsewhere, then {self._form.remake}, and it is made again"
             )
-        beyond = next((each for each in table.files if each.end > position), None)
+        beyond = table.files.beyond(position)
         cut = next((each for each in chain.objects if each.start < position < each.end), None)
         if beyond is not None or cut is not None:
             name = cut.name if cut is not None else beyond.name if beyond is not None else ""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from dlcore.base.background import all_of
 from dlcore.base.errors import CorruptMetadataError, LogNotFoundError
 from dlcore.base.steps import run_to_end
+from dlcore.log.cold.delta_log import DeltaState
+from dlcore.log.cold.files_kept import FilesKept
 from dlcore.log.cold.table_format import CHECKPOINT_EVERY, AddedFile, app_id_of, boundary_of
 from dlcore.log.cold.tables import form_of, table_at
 from dlcore.ops.upkeep.table_chain import ChainReader
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.log.cold.table_format import TableForm
+    from dlcore.log.cold.tables import LogTable
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.values import LogKey
@@ -72,6 +75,7 @@ class TableKeeper:
         self._compare_every_s = compare_every_s
         self._checkpoint_every = checkpoint_every
         self._seen: OrderedDict[str, _Seen] = OrderedDict()  # by log id
+        self._kept = FilesKept[DeltaState]()
 
     async def follow(self, log: LogKey) -> bool:
         """Let the table of a log have what is cold; return whether it was looked at.
@@ -91,13 +95,18 @@ class TableKeeper:
             if seen is not None and seen.compared_s + self._compare_every_s <= now_s:
                 seen = None
             form = form_of(settings.table)
+            app_id = app_id_of(context.cluster_id, log.log_id)
+            url = f"{settings.tier_url}/{app_id}"
+            if seen is None:
+                self._kept.forget(url)  # what is compared is what is stored
+            table = table_at(form, url, app_id, context.cold.objects, self._kept)
             machine = TableCommits(
-                app_id_of(context.cluster_id, log.log_id),
+                app_id,
                 form,
                 checkpoint_every=self._checkpoint_every,
                 known=None if seen is None else seen.followed,
             )
-            job = _Job(context, self._chains, at.log, settings.tier_url, form)
+            job = _Job(context, self._chains, at.log, form, table)
             looked = await run_to_end(machine, Signal.BEGIN, job.answer_of)
             if machine.followed is not None:
                 compared_s = now_s if seen is None else seen.compared_s
@@ -112,15 +121,19 @@ class _Job:
     """The driver of one machine."""
 
     def __init__(
-        self, context: LogContext, chains: ChainReader, log: LogKey, tier: str, form: TableForm
+        self,
+        context: LogContext,
+        chains: ChainReader,
+        log: LogKey,
+        form: TableForm,
+        table: LogTable,
     ) -> None:
-        app_id = app_id_of(context.cluster_id, log.log_id)
         self._context = context
         self._chains = chains
         self._log = log
-        self._url = f"{tier}/{app_id}"
         self._form = form
-        self._table = table_at(form, self._url, app_id, context.cold.objects)
+        self._table = table
+        self._url = table.url
 
     async def answer_of(self, work: Work) -> Event:
         """Do a work of the machine."""

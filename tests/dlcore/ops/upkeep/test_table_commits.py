@@ -17,7 +17,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.steps import CallFailed, Ended
 from dlcore.log.cold.delta_format import DELTA
-from dlcore.log.cold.table_format import TableFile, TableSeen
+from dlcore.log.cold.table_format import TableFile, TableFiles, TableSeen
 from dlcore.ops.upkeep import table_commits
 from dlcore.ops.upkeep.table_commits import (
     ATTEMPTS_MAX,
@@ -73,7 +73,7 @@ def chain(*objects: ObjectAt, first: Place = FIRST, fields: tuple[Field, ...] = 
 
 def seen(version: int, *objects: ObjectAt, position: Place | None = None) -> TableSeen:
     """Return a table that ends with the last object."""
-    files = tuple(map(as_file, objects))
+    files = TableFiles.of(map(as_file, objects))
     return TableSeen(version, version, position or objects[-1].end, "of dlog", (X,), files)
 
 
@@ -156,7 +156,7 @@ def test_segments_that_were_truncated_before_they_came_are_passed() -> None:
     effect = run.handle(ChainRead(chain(first=(4, 2))))
     assert effect == Commit((), (as_file(A), as_file(B)), (4, 0))
     run.handle(Signal.DONE)
-    run.handle(Looked(TableSeen(4, 4, (4, 0), "", (X,), ())))
+    run.handle(Looked(TableSeen(4, 4, (4, 0), "", (X,), TableFiles())))
     assert run.handle(ChainRead(chain(first=(4, 2)))) == Ended(True)
 
 
@@ -221,7 +221,7 @@ def test_a_table_of_another_log_is_refused() -> None:
     """It has no position of this one."""
     run = Run()
     run.handle(Signal.BEGIN)
-    error = run.refused(Looked(TableSeen(5, 5, None, "sales of 2025", (X,), ())))
+    error = run.refused(Looked(TableSeen(5, 5, None, "sales of 2025", (X,), TableFiles())))
     assert isinstance(error, TableError)
     assert "sales of 2025" in str(error)
 
@@ -273,7 +273,7 @@ def test_columns_are_added_before_files_that_have_them() -> None:
     run.looked(seen(1, A))
     run.handle(ChainRead(wider))
     run.handle(Signal.DONE)
-    run.handle(Looked(TableSeen(2, 2, (1, 4), "", (X, Y), (as_file(A),))))
+    run.handle(Looked(TableSeen(2, 2, (1, 4), "", (X, Y), TableFiles.of([as_file(A)]))))
     assert run.handle(ChainRead(wider)) == Commit((B,), (), (1, 6))
 
 
@@ -400,7 +400,7 @@ class World:
     def after(self, effect: Create | AddFields | Commit, base: int) -> TableSeen:
         """Return the version that an effect makes of an older one."""
         if isinstance(effect, Create):
-            files = tuple(map(as_file, effect.adds))
+            files = TableFiles.of(map(as_file, effect.adds))
             return TableSeen(0, 0, effect.position, "", effect.fields, files)
         old = self.store.versions[base]
         if isinstance(effect, AddFields):
@@ -408,7 +408,7 @@ class World:
             return old._replace(version=base + 1, position=effect.position, fields=wider)
         names = {each.name for each in effect.removes}
         kept = [each for each in old.files if each.name not in names]
-        files = (*kept, *map(as_file, effect.adds))
+        files = TableFiles.of([*kept, *map(as_file, effect.adds)])
         return old._replace(version=base + 1, position=effect.position, files=files)
 
     def check(self) -> None:
@@ -425,6 +425,23 @@ class World:
             assert all(each.end <= self.first for each in missed)
         if self.store.versions:
             assert not {each.name for each in self.store.versions[-1].files} & self.swept
+
+
+def test_a_checkpoint_of_many_files_is_made_less_often() -> None:
+    """One has all files: a commit's share of its cost is the same in a table of any size."""
+    objects = [at(lssn, 0, 1) for lssn in range(1, 4_001)]
+
+    def effect_at(version: int, checkpoint: int, count: int) -> Effect:
+        table = seen(version, *objects[:count])._replace(checkpoint=checkpoint)
+        return Run(checkpoint_every=3).looked(table)
+
+    assert effect_at(3, 0, 10) == Tidy()
+    assert effect_at(4, 1, 10) == Tidy()
+    assert effect_at(9, 7, 10) == ReadChain(FIRST, whole=True)
+    assert effect_at(0, -10, 10) == ReadChain(FIRST, whole=True)
+    assert effect_at(10, 7, 3_999) == Tidy()
+    assert effect_at(10, 7, 4_000) == ReadChain(FIRST, whole=True)
+    assert effect_at(12, 7, 4_000) == Tidy()
 
 
 @pytest.mark.parametrize("seed", range(amount(3_000, sampled=150)))
