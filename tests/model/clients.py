@@ -172,13 +172,12 @@ class _Client:
             or self.appender.error is not None
         ):
             return []
-        joining = self.appender._joining
         return [
             Do("time out", add.entry_id, position, _NUMBERS[bookie])
-            for add in self.appender._adds.values()
+            for add in self.appender.window.adds.values()
             for position, bookie in (
                 *sorted(add.waiting.items()),
-                *((p, joining[p]) for p in sorted(add.owed) if p in joining),
+                *sorted(add.owed.items()),
             )
         ]
 
@@ -333,10 +332,11 @@ class Writer(_Client):
         assert self.appender is not None
         offers = super().offers()
         error = self.appender.error
-        has_more = self.appender.last_add_pushed + 1 < self.entry_count
+        has_more = self.appender.window.last_add_pushed + 1 < self.entry_count
         if error is None and not self.is_closing and has_more:
             offers.append(Do("append"))
-        may_close = error is None and self.appender.is_idle  # else it leaves it to a recovery
+        # A ledger that did not end well it leaves to a recovery.
+        may_close = error is None and self.appender.window.is_idle
         if (
             self.closes
             and may_close

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.ledger_state import LedgerState
-from dlcore.ledger.writing.appender import LedgerAppender
+from dlcore.ledger.writing.appender import Add
 from tests.model.bookie import Bookie, Message
 from tests.model.system import Protocol, Scope
 from tests.simulation.mutants import MUTANTS as SIMULATED
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.writing.appender import _Add
 
 
 @contextlib.contextmanager
@@ -80,15 +79,15 @@ def fences_refuse_recovery_adds() -> Iterator[None]:
 def answers_are_known_by_position_only() -> Iterator[None]:
     """#4651: a late answer of a replaced bookie counts for the one that took its place."""
 
-    def take(self: LedgerAppender, add: _Add, position: int, _: BookieId) -> bool:
-        return add.waiting.pop(position, None) is not None
+    def take(self: Add, position: int, _: BookieId) -> bool:
+        return self.waiting.pop(position, None) is not None
 
-    def owes(self: LedgerAppender, add: _Add, position: int, _: BookieId) -> bool:
-        return position in add.owed and position in self._joining
+    def owes(self: Add, position: int, _: BookieId) -> bool:
+        return position in self.owed
 
     with (
-        patch.object(LedgerAppender, "_take_answer", take),
-        patch.object(LedgerAppender, "_owes", owes),
+        patch.object(Add, "take_answer", take),
+        patch.object(Add, "owes", owes),
     ):
         yield
 

@@ -404,7 +404,7 @@ class Protocol:
         metadata: LedgerMetadata = self.parts.content(state.register).metadata.value
         writer: Writer = self.parts.content(state.clients[WRITER])
         assert writer.appender is not None
-        acked = writer.appender.last_add_confirmed
+        acked = writer.appender.window.last_add_confirmed
         bookies = [self.parts.content(each) for each in state.bookies]
         if metadata.state is LedgerState.CLOSED:
             _require(

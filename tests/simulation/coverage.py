@@ -53,7 +53,7 @@ class _Machine(NamedTuple):
 
 def _appender(machine: LedgerAppender) -> str:
     who = "recovery" if machine._is_recovery else "writer"
-    return f"{who} {machine.state.name}{'' if machine.is_idle else ', pending'}"
+    return f"{who} {machine.state.name}{'' if machine.window.is_idle else ', pending'}"
 
 
 def _recovery(machine: LedgerRecovery) -> str:

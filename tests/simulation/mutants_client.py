@@ -36,6 +36,9 @@ from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing import appender as appender_module
 from dlcore.ledger.writing.appender import (
+    Add,
+    AddFailed,
+    AddWindow,
     AppenderState,
     CompleteAdds,
     Effect,
@@ -68,9 +71,7 @@ def changes_at_once() -> Iterator[None]:
         effects = chosen(self, choice)
         if self.state is not AppenderState.COPYING:
             return effects
-        for add in self._adds.values():
-            add.owed.clear()
-        self._copies_left = 0
+        self.window.drop_copies()
         return self._plan_if_copied()
 
     with patch.object(LedgerAppender, "_chosen", at_once):
@@ -199,25 +200,30 @@ def one_no_ends_the_ledger() -> Iterator[None]:
 def the_writer_ignores_fences() -> Iterator[None]:
     """A refusal because of fencing is treated like any failed bookie."""
 
-    def go_on(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
-        assert self._planned is not None
-        self.metadata = metadata
-        return self._plan(metadata, self._planned.last_ensemble.bookies)
+    judge = LedgerAppender._judge
 
-    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "_judge_change", go_on):
+    def go_on(self: LedgerAppender, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        planned = self._replacements.planned
+        if planned is None:
+            return judge(self, metadata, version)
+        self.metadata, self.version = metadata, version
+        return self._plan(metadata, planned.last_ensemble.bookies)
+
+    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "_judge", go_on):
         yield
 
 
 @contextlib.contextmanager
 def the_writer_takes_its_ledger_back() -> Iterator[None]:
     """The same, and the state in the metadata is overwritten, too."""
-    judge = LedgerAppender._judge_change
+    judge = LedgerAppender._judge
 
-    def overwrite(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
-        own = replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length_bytes=0)
-        return judge(self, own)
+    def overwrite(self: LedgerAppender, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        if self.state is AppenderState.CHANGING:
+            metadata = replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length_bytes=0)
+        return judge(self, metadata, version)
 
-    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "_judge_change", overwrite):
+    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "_judge", overwrite):
         yield
 
 
@@ -225,17 +231,10 @@ def the_writer_takes_its_ledger_back() -> Iterator[None]:
 def _a_refusal_is_a_failure() -> Iterator[None]:
     add_failed = LedgerAppender._add_failed
 
-    def stubborn(
-        self: LedgerAppender,
-        entry_id: int,
-        position: int,
-        bookie: BookieId,
-        error: DLError,
-        *at: Any,
-    ) -> list[Effect]:
-        if isinstance(error, LedgerFencedError):
-            error = DLError("refused")
-        return add_failed(self, entry_id, position, bookie, error, *at)
+    def stubborn(self: LedgerAppender, event: AddFailed) -> list[Effect]:
+        if isinstance(event.error, LedgerFencedError):
+            event = event._replace(error=DLError("refused"))
+        return add_failed(self, event)
 
     with patch.object(LedgerAppender, "_add_failed", stubborn):
         yield
@@ -249,12 +248,13 @@ def acks_before_earlier_entries() -> Iterator[None]:
         if self.state is AppenderState.CHANGING:
             return []
         needed = self.metadata.quorum.ack_quorum_size
-        ready = [add for add in self._unconfirmed() if len(add.acks) >= needed]
+        window = self.window
+        ready = [add for add in window.unconfirmed() if len(add.acks) >= needed]
         if not ready:
             return []
-        first, self.last_add_confirmed = self.last_add_confirmed + 1, ready[-1].entry_id
-        self.confirmed_bytes = ready[-1].ledger_bytes
-        confirmed = CompleteAdds(first_entry_id=first, last_entry_id=self.last_add_confirmed)
+        first, window.last_add_confirmed = window.last_add_confirmed + 1, ready[-1].entry_id
+        window.confirmed_bytes = ready[-1].ledger_bytes
+        confirmed = CompleteAdds(first_entry_id=first, last_entry_id=window.last_add_confirmed)
         return [confirmed, *self._go_on_closing()]
 
     with patch.object(LedgerAppender, "_confirm", eager):
@@ -265,18 +265,16 @@ def acks_before_earlier_entries() -> Iterator[None]:
 def replaced_bookies_get_nothing_again() -> Iterator[None]:
     """After an ensemble change what is unconfirmed is not sent to the new bookie."""
     change_stored = LedgerAppender._change_stored
-    send = LedgerAppender._send
 
     def forgetful(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
-        with patch.object(LedgerAppender, "_send", lambda *_: []):
-            acks = {add.entry_id: set(add.acks) for add in self._adds.values()}
+        with patch.object(Add, "send", lambda *_: []):
+            acks = {add.entry_id: set(add.acks) for add in self.window.adds.values()}
             with patch.object(LedgerAppender, "_confirm", lambda _: []):
                 effects = change_stored(self, metadata)
-            for add in self._adds.values():
+            for add in self.window.adds.values():
                 add.acks |= acks[add.entry_id]
         return effects + self._confirm()
 
-    assert send is LedgerAppender._send
     with changes_at_once(), patch.object(LedgerAppender, "_change_stored", forgetful):
         yield
 
@@ -355,11 +353,9 @@ def recovery_writes_back_to_one_bookie() -> Iterator[None]:
     def hasty(self: LedgerAppender) -> list[Effect]:
         if not self._is_recovery:
             return confirm(self)
-        metadata = self.metadata
-        quorum = replace(metadata.quorum, ack_quorum_size=1)
-        self.metadata = replace(metadata, quorum=quorum)
+        needed, self.window._ack_quorum_size = self.window._ack_quorum_size, 1
         effects = confirm(self)
-        self.metadata = metadata
+        self.window._ack_quorum_size = needed
         return effects
 
     with patch.object(LedgerAppender, "_confirm", hasty):
@@ -370,11 +366,21 @@ def recovery_writes_back_to_one_bookie() -> Iterator[None]:
 def write_sets_count_from_the_ensemble() -> Iterator[None]:
     """Section 1.2: the writer stripes by the distance from the ensemble's first entry."""
 
-    def positions(self: LedgerAppender, entry_id: int) -> tuple[int, ...]:
-        first = self.metadata.last_ensemble.first_entry_id
-        return write_set(self.metadata.quorum, max(0, entry_id - first))
+    handle = LedgerAppender.handle
+    metadata: LedgerMetadata
 
-    with patch.object(LedgerAppender, "_positions", positions):
+    def noting(self: LedgerAppender, event: Any) -> list[Effect]:
+        nonlocal metadata
+        metadata = self.metadata
+        return handle(self, event)
+
+    def positions(_: AddWindow, entry_id: int) -> tuple[int, ...]:
+        return write_set(metadata.quorum, max(0, entry_id - metadata.last_ensemble.first_entry_id))
+
+    with (
+        patch.object(LedgerAppender, "handle", noting),
+        patch.object(AddWindow, "positions", positions),
+    ):
         yield
 
 
@@ -385,12 +391,13 @@ def new_ensembles_start_at_the_lac() -> Iterator[None]:
     def plan(
         self: LedgerAppender, base: LedgerMetadata, bookies: tuple[BookieId, ...]
     ) -> list[Effect]:
-        first = max(self.last_add_confirmed, base.last_ensemble.first_entry_id)
+        first = max(self.window.last_add_confirmed, base.last_ensemble.first_entry_id)
         self._become(AppenderState.CHANGING)
-        self._planned = base.with_last_ensemble(first_entry_id=first, bookies=bookies)
+        planned = base.with_last_ensemble(first_entry_id=first, bookies=bookies)
+        self._replacements.planned = planned
         if self._is_recovery:
-            return self._change_stored(self._planned)
-        return [StoreMetadata(self._planned, self.version)]
+            return self._change_stored(planned)
+        return [StoreMetadata(planned, self.version)]
 
     with patch.object(LedgerAppender, "_plan", plan):
         yield

@@ -22,7 +22,15 @@ from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering import recovery_driver as recoverer_module
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.writing import appender as appender_module
-from dlcore.ledger.writing.appender import AppenderState, LedgerAppender
+from dlcore.ledger.writing.appender import (
+    Add,
+    AddWindow,
+    AppenderState,
+    Call,
+    CallFailed,
+    LacPublication,
+    LedgerAppender,
+)
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.stored import encode
@@ -93,11 +101,11 @@ def late_acks_of_replaced_bookies_count() -> Iterator[None]:
     Not for the simulation: what is on its way to a bookie is given up with it.
     """
 
-    def take(self: LedgerAppender, add: Any, position: int, _: BookieId) -> bool:
-        add.waiting.pop(position, None)
-        return position in self._positions(add.entry_id)
+    def take(self: Add, position: int, _: BookieId) -> bool:
+        self.waiting.pop(position, None)
+        return True
 
-    with patch.object(LedgerAppender, "_take_answer", take):
+    with patch.object(Add, "take_answer", take):
         yield
 
 
@@ -107,10 +115,11 @@ def confirmed_entries_are_sent_again() -> Iterator[None]:
     change_stored = LedgerAppender._change_stored
 
     def change(self: LedgerAppender, metadata: LedgerMetadata) -> Any:
-        confirmed, self.last_add_confirmed = self.last_add_confirmed, -1
+        window = self.window
+        confirmed, window.last_add_confirmed = window.last_add_confirmed, -1
         with patch.object(LedgerAppender, "_confirm", lambda _: []):
             effects = change_stored(self, metadata)
-        self.last_add_confirmed = confirmed
+        window.last_add_confirmed = confirmed
         return effects + self._confirm()
 
     with patch.object(LedgerAppender, "_change_stored", change):
@@ -129,11 +138,14 @@ def a_sealed_ledger_changes_its_ensemble() -> Iterator[None]:
 def a_slow_replica_is_not_counted() -> Iterator[None]:
     """#1088: an entry leaves memory's account when Qa of its Qw bookies answered."""
 
-    def release(self: LedgerAppender, add: Any) -> None:
-        if add.entry_id <= self.last_add_confirmed and self._adds.pop(add.entry_id, None):
+    def release(self: AddWindow, add: Add) -> None:
+        if (
+            add.entry_id <= self.last_add_confirmed
+            and self.adds.pop(add.entry_id, None) is not None
+        ):
             self.pending_bytes -= len(add.frame)
 
-    with patch.object(LedgerAppender, "_release", release):
+    with patch.object(AddWindow, "release", release):
         yield
 
 
@@ -285,7 +297,7 @@ def a_lac_is_published_by_one_bookie() -> Iterator[None]:
     """Section 1.4: `publish_lac` returns when any bookie has the LAC."""
 
     def is_published(self: LedgerAppender, lac: int) -> bool:
-        return lac in self._telling.accepted.values()
+        return lac in self._lac.accepted.values()
 
     with patch.object(LedgerAppender, "is_published", is_published):
         yield
@@ -330,7 +342,7 @@ def a_bookie_that_refuses_a_copy_is_chosen_again() -> Iterator[None]:
 
     def forget(self: LedgerAppender, *event: Any) -> Any:
         effects = add_failed(self, *event)
-        self._unfit.clear()
+        self._replacements.unfit.clear()
         return effects
 
     with patch.object(LedgerAppender, "_add_failed", forget):
@@ -340,7 +352,7 @@ def a_bookie_that_refuses_a_copy_is_chosen_again() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_client.py::test_a_metadata_store_that_stays_away_ends_a_writer")
 def a_failed_writer_closes_at_its_lac() -> Iterator[None]:
     """What readers were shown behind it is gone."""
-    with patch.object(LedgerAppender, "is_idle", property(lambda _: True)):
+    with patch.object(AddWindow, "is_idle", property(lambda _: True)):
         yield
 
 
@@ -368,7 +380,7 @@ def publishing_does_not_wait() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_lac.py::test_the_lac_is_told_without_a_following_entry")
 def a_lac_waits_for_the_next_entry() -> Iterator[None]:
     """Section 1.4: readers see an entry when another one follows it."""
-    with patch.object(LedgerAppender, "_publish", lambda *_: []):
+    with patch.object(LacPublication, "publish", lambda *_: []):
         yield
 
 
@@ -494,8 +506,15 @@ def an_address_is_fresh_though_the_list_changed() -> Iterator[None]:
 )
 def every_failure_needs_the_metadata_store() -> Iterator[None]:
     """Section 2: an outage of the metadata store ends writers that could go on without it."""
+    call_failed = LedgerAppender._call_failed
+
+    def give_up(self: LedgerAppender, event: CallFailed) -> Any:
+        if event.call is Call.LIST_BOOKIES:
+            return self._fail(event.error)
+        return call_failed(self, event)
+
     with (
-        patch.object(LedgerAppender, "_unlisted", lambda self, error, _: self._fail(error)),
+        patch.object(LedgerAppender, "_call_failed", give_up),
         patch.object(appender_module, "METADATA_PATIENCE_S", 0.0),
     ):
         yield
@@ -540,8 +559,8 @@ def writers_do_not_count_what_others_have_in_flight() -> Iterator[None]:
     def alone(self: LedgerWriter) -> bool:
         limits = self._context.config
         return (
-            self._appender.pending_bytes < limits.pending_bytes_max
-            and self._appender.pending_count < limits.pending_entries_max
+            self._appender.window.pending_bytes < limits.pending_bytes_max
+            and self._appender.window.pending_count < limits.pending_entries_max
         )
 
     with patch.object(LedgerWriter, "_has_capacity", alone):

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.recovering import recovery_driver as recoverer_module
-from dlcore.ledger.writing.appender import LedgerAppender
+from dlcore.ledger.writing.appender import AppenderState, LedgerAppender
 from dlcore.metadata.port import ANY_VERSION, SessionState
 from dlcore.ops.autorecovery import (
     audit as audit_module,
@@ -118,12 +118,14 @@ def a_closing_writer_undoes_a_swap() -> Iterator[None]:
 
     Not for the simulation: the lost bookie is put in again, and auto-recovery replaces it again.
     """
-    judge = LedgerAppender._judge_end
+    judge = LedgerAppender._judge
 
-    def undo(self: LedgerAppender, metadata: LedgerMetadata) -> Any:
-        return judge(self, structs.replace(metadata, ensembles=self.metadata.ensembles))
+    def undo(self: LedgerAppender, metadata: LedgerMetadata, version: int) -> Any:
+        if self.state is AppenderState.STORING:
+            metadata = structs.replace(metadata, ensembles=self.metadata.ensembles)
+        return judge(self, metadata, version)
 
-    with patch.object(LedgerAppender, "_judge_end", undo):
+    with patch.object(LedgerAppender, "_judge", undo):
         yield
 
 

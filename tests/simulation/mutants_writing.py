@@ -16,7 +16,7 @@ from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.reading.follow import FollowState, LedgerFollow
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer
-from dlcore.ledger.writing.appender import Effect, LedgerAppender, Signal
+from dlcore.ledger.writing.appender import AppenderState, Effect, LedgerAppender, Signal
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.stored import encode
 from dlcore.ops.autorecovery import (
@@ -96,8 +96,9 @@ def a_ledger_is_closed_behind_its_lac() -> Iterator[None]:
     close = LedgerAppender._close
 
     def hasty(self: LedgerAppender, signal: Signal) -> list[Effect]:
-        sent = (self.last_add_pushed, self.pushed_bytes)
-        self.last_add_confirmed, self.confirmed_bytes = sent
+        window = self.window
+        sent = (window.last_add_pushed, window.pushed_bytes)
+        window.last_add_confirmed, window.confirmed_bytes = sent
         return close(self, signal)
 
     with patch.object(LedgerAppender, "_close", hasty):
@@ -107,14 +108,15 @@ def a_ledger_is_closed_behind_its_lac() -> Iterator[None]:
 @contextlib.contextmanager
 def a_close_ignores_a_recovery() -> Iterator[None]:
     """#2116: a writer is told that its ledger is closed while somebody else recovers it."""
-    judge = LedgerAppender._judge_end
+    judge = LedgerAppender._judge
 
-    def believe(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
-        if metadata.state is LedgerState.IN_RECOVERY:
-            return self._closed(self._end_of(metadata))
-        return judge(self, metadata)
+    def believe(self: LedgerAppender, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        is_recovered = metadata.state is LedgerState.IN_RECOVERY
+        if is_recovered and self.state is AppenderState.STORING:
+            return self._closed(self.window.closed(metadata))
+        return judge(self, metadata, version)
 
-    with patch.object(LedgerAppender, "_judge_end", believe):
+    with patch.object(LedgerAppender, "_judge", believe):
         yield
 
 

@@ -238,11 +238,11 @@ class Scenario:
         A writer that has nothing in flight may append an entry all the same.
         """
         appenders = [each._appender for each in client.ledgers._writers]
-        size = sum(each.pending_bytes for each in appenders)
-        count = sum(each.pending_count for each in appenders)
+        size = sum(each.window.pending_bytes for each in appenders)
+        count = sum(each.window.pending_count for each in appenders)
         limits = client.config
         is_over = size >= limits.pending_bytes_max or count >= limits.pending_entries_max
-        if is_over and writer._appender.pending_count:
+        if is_over and writer._appender.window.pending_count:
             raise InvariantViolatedError(
                 "I9 ResourcesAreBounded",
                 f"{client.name} has {size} bytes in flight of {limits.pending_bytes_max}, "

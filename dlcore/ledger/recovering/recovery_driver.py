@@ -146,7 +146,7 @@ class _Recoverer:
         last_entry_id = await self._outcome
         assert self._writer is not None
         if last_entry_id > self._start:
-            return last_entry_id, self._writer.appender.confirmed_bytes
+            return last_entry_id, self._writer.appender.window.confirmed_bytes
         # No entry was written back, so no frame with the ledger's length was read.
         return last_entry_id, await self._length_at(last_entry_id)
 

@@ -37,6 +37,10 @@ Recovery writes entries back through the same machine with ``is_recovery=True``:
 changes take effect at once and in memory only, and reach the metadata with the closing write.  Such
 a machine tells no LAC and closes nothing.
 
+The machine decides when the ensemble changes and how the ledger ends.  It owns three parts, which
+know nothing of each other: `AddWindow` (entries, who holds them, the LAC), `Replacements` (members
+that failed, bookies that join) and `LacPublication` (messages that tell the LAC).
+
 The driver (`appender_driver.py`) performs the effects and feeds the answers back.
 """
 
@@ -44,7 +48,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, assert_never
 
 from dlcore.base.backoff import Backoff
 from dlcore.base.errors import (
@@ -92,6 +96,10 @@ _JOIN_BYTES = 8192
 
 TAKEN = (LedgerFencedError, LedgerClosedError, LedgerNotFoundError)
 """Errors after which the ledger is another client's, or nobody's, for good."""
+
+
+_REFUSALS = (EntryTooLargeError, BadRequestError, BookieAccessDeniedError)
+"""Errors by which a bookie refuses an entry for the entry's own sake."""
 
 
 class AppenderState(State):
@@ -343,6 +351,19 @@ Event: TypeAlias = (
 )
 
 
+LacEvent: TypeAlias = (
+    LacAccepted
+    | LacFailed
+    | Literal[
+        Signal.CALLERS_ANSWERED,
+        Signal.TELL_LAC,
+        Signal.PUBLISH_LAC,
+        Signal.SPREAD_DUE,
+        Signal.LAC_RETRY_DUE,
+    ]
+)
+
+
 class SendAdd(NamedTuple):
     """Effect: send `frame` to each (position, bookie) of `targets`, in the order of the effects."""
 
@@ -429,7 +450,9 @@ Effect: TypeAlias = (
 )
 
 
-class _Add:
+class Add:
+    """One entry that was pushed: its frame, and which bookies answered."""
+
     __slots__ = ("acks", "copied", "entry_id", "frame", "ledger_bytes", "owed", "pauses", "waiting")
 
     def __init__(self, entry_id: int, frame: bytes | FrameParts, ledger_bytes: int) -> None:
@@ -438,10 +461,40 @@ class _Add:
         self.ledger_bytes = ledger_bytes
         self.acks: set[int] = set()  # positions whose bookie made it durable
         self.waiting: dict[int, BookieId] = {}  # positions whose bookie has not answered yet
-        self.owed: set[int] = set()  # positions of joining bookies that have no durable copy yet
+        self.owed: dict[int, BookieId] = {}  # joining bookies that have no durable copy yet
         self.copied: set[BookieId] = set()  # joining bookies that have a durable copy
         # Overloaded bookies: the last pause, and how long the bookie is asked again.
         self.pauses: dict[BookieId, tuple[float, float]] | None = None
+
+    def send(
+        self, positions: Iterable[int], bookies: Sequence[BookieId], failed: Collection[int]
+    ) -> list[Effect]:
+        """Send to those of `positions` that have not failed, answered, or an add on its way."""
+        acks, waiting = self.acks, self.waiting
+        targets = [
+            (position, bookies[position])
+            for position in positions
+            if position not in failed and position not in acks and position not in waiting
+        ]
+        if not targets:
+            return []
+        waiting.update(targets)
+        return [SendAdd(self.entry_id, self.frame, targets)]
+
+    def owes(self, position: int, bookie: BookieId) -> bool:
+        """Return whether `bookie`, which will take `position`, does not hold the entry yet."""
+        return self.owed.get(position) == bookie
+
+    def awaits(self, position: int, bookie: BookieId) -> bool:
+        """Return whether the answer of `bookie` for `position` is still missing."""
+        return self.waiting.get(position) == bookie or self.owes(position, bookie)
+
+    def take_answer(self, position: int, bookie: BookieId) -> bool:
+        """Return whether a member's answer was awaited; it is not from now on."""
+        if self.waiting.get(position) != bookie:
+            return False
+        del self.waiting[position]
+        return True
 
     def pause_s(self, bookie: BookieId, now: float, patience_s: float) -> float | None:
         """Return the pause before an overloaded bookie is asked again; None: it is given up."""
@@ -451,6 +504,356 @@ class _Add:
         pause_s = min(max(2 * last_s, _OVERLOAD_S), _OVERLOAD_S_MAX)
         self.pauses[bookie] = (pause_s, until)
         return pause_s if now + pause_s < until else None
+
+
+class AddWindow:
+    """The entries that are not yet confirmed, or not yet answered by their whole write set.
+
+    Args:
+        metadata: of the ledger.
+        followed: the position of the bookie that followers listen to.
+        last_add_confirmed: the entry that the first one follows.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, followed: int, last_add_confirmed: int) -> None:
+        quorum = metadata.quorum
+        self.last_add_confirmed = last_add_confirmed
+        self.last_add_pushed = last_add_confirmed
+        self.confirmed_bytes = 0
+        """Length of the ledger up to the LAC."""
+        self.pushed_bytes = 0
+        self.pending_bytes = 0
+        """Size of the frames that the window holds."""
+        self.copies_left = 0
+        """Number of copies that joining bookies have yet to make durable."""
+        self.adds: dict[int, Add] = {}  # ascending
+        self._ledger_id = metadata.ledger_id
+        self._ack_quorum_size = quorum.ack_quorum_size
+        # An add carries the LAC: send first to the bookie that followers listen to.
+        self._write_sets = [
+            sorted(write_set(quorum, first), key=lambda position: position != followed)
+            for first in range(quorum.ensemble_size)
+        ]
+
+    @property
+    def pending_count(self) -> int:
+        """Entries that some bookie of their write set has not answered, or that are unconfirmed."""
+        return len(self.adds)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every pushed entry is confirmed."""
+        return self.last_add_confirmed == self.last_add_pushed
+
+    def closed(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        """Return `metadata` closed at the LAC."""
+        return metadata.closed(
+            last_entry_id=self.last_add_confirmed, length_bytes=self.confirmed_bytes
+        )
+
+    def positions(self, entry_id: int) -> Sequence[int]:
+        """Return the write set of an entry, as positions of the ensemble."""
+        return self._write_sets[entry_id % len(self._write_sets)]
+
+    def append(self, body: Sequence[BytesLike]) -> Add:
+        """Give the next entry id to `body`; it carries the LAC of this moment."""
+        size = sum(map(len, body))
+        ledger_bytes = self.pushed_bytes + size
+        frame = (encode_frame if size < _JOIN_BYTES else frame_parts)(
+            ledger_id=self._ledger_id,
+            entry_id=self.last_add_pushed + 1,
+            last_add_confirmed=self.last_add_confirmed,
+            ledger_bytes=ledger_bytes,
+            body=body,
+        )
+        return self.push(frame, ledger_bytes)
+
+    def push(self, frame: bytes | FrameParts, ledger_bytes: int) -> Add:
+        """Take the next entry, as it is sent."""
+        self.last_add_pushed += 1
+        self.pushed_bytes = ledger_bytes
+        self.pending_bytes += len(frame)
+        add = self.adds[self.last_add_pushed] = Add(self.last_add_pushed, frame, ledger_bytes)
+        return add
+
+    def confirm(self) -> CompleteAdds | None:
+        """Advance the LAC over every entry at Qa; None if there is none."""
+        first, needed = self.last_add_confirmed + 1, self._ack_quorum_size
+        add = self.adds.get(first)
+        while add is not None and len(add.acks) >= needed:
+            self.last_add_confirmed = add.entry_id
+            self.copies_left -= len(add.owed)
+            add.owed.clear()
+            self.confirmed_bytes = add.ledger_bytes
+            self.release(add)
+            add = self.adds.get(add.entry_id + 1)
+        assert self.last_add_confirmed <= self.last_add_pushed
+        lac = self.last_add_confirmed
+        return CompleteAdds(first, lac) if lac >= first else None
+
+    def release(self, add: Add) -> None:
+        """Forget a confirmed entry that no bookie of its write set has yet to answer."""
+        if add.waiting or add.entry_id > self.last_add_confirmed:
+            return
+        del self.adds[add.entry_id]
+        self.pending_bytes -= len(add.frame)
+
+    def clear(self) -> None:
+        """Forget all entries: nothing is confirmed any more."""
+        self.adds.clear()
+        self.pending_bytes = self.copies_left = 0
+
+    def can_confirm(self, add: Add, failed: Collection[int]) -> bool:
+        """Whether Qa bookies hold the entry, or may still answer that they do."""
+        hopeful = add.acks.union(p for p in add.waiting if p not in failed)
+        return len(hopeful) >= self._ack_quorum_size
+
+    def unconfirmed(self) -> list[Add]:
+        """Return the entries that wait for Qa, in order; none once the window was cleared."""
+        if not self.adds:
+            return []
+        return [self.adds[e] for e in range(self.last_add_confirmed + 1, self.last_add_pushed + 1)]
+
+    def first_stuck(self, failed: Collection[int]) -> Add | None:
+        """Return the first entry that cannot reach Qa without the positions that failed."""
+        return next((add for add in self.unconfirmed() if not self.can_confirm(add, failed)), None)
+
+    def copy_to(self, joining: Mapping[int, BookieId]) -> list[Effect]:
+        """Send joining bookies all unconfirmed entries of their positions.
+
+        A bookie that failed with one entry keeps the others: it gets only those that it lacks.
+        """
+        effects: list[Effect] = []
+        self.copies_left = 0
+        for add in self.unconfirmed():
+            add.owed = {
+                p: joining[p]
+                for p in sorted(self.positions(add.entry_id))
+                if p in joining and joining[p] not in add.copied
+            }
+            self.copies_left += len(add.owed)
+            if add.owed:
+                effects.append(SendAdd(add.entry_id, add.frame, [*add.owed.items()]))
+        return effects
+
+    def drop_copies(self) -> None:
+        """Wait for no copy any more; who has made some durable keeps them."""
+        self.copies_left = 0
+        for add in self.adds.values():
+            add.owed.clear()
+
+    def move(
+        self, changed: Collection[int], bookies: Sequence[BookieId], failed: Collection[int]
+    ) -> list[Effect]:
+        """Wait for the new bookies at the positions `changed`; their copies count as acks."""
+        effects: list[Effect] = []
+        for add in list(self.adds.values()):
+            for position in changed:
+                add.waiting.pop(position, None)
+            if add.entry_id > self.last_add_confirmed:
+                positions = [p for p in self.positions(add.entry_id) if p in changed]
+                add.acks.difference_update(changed)
+                add.acks.update(p for p in positions if bookies[p] in add.copied)
+                effects += add.send(positions, bookies, failed)
+            self.release(add)
+        return effects
+
+    def validate(self) -> None:
+        """Assert all that holds between two events."""
+        assert self.last_add_confirmed <= self.last_add_pushed
+        assert self.confirmed_bytes <= self.pushed_bytes
+        assert self.pending_bytes == sum(len(add.frame) for add in self.adds.values())
+        assert self.copies_left == sum(len(add.owed) for add in self.adds.values())
+        for add in self.adds.values():
+            assert add.waiting.keys().isdisjoint(add.acks)
+            assert add.waiting or add.entry_id > self.last_add_confirmed
+
+
+class Replacements:
+    """The members that failed, and the bookies that join in their place.
+
+    Args:
+        search: which bookies may replace failed ones, and when to look again.
+        rng: chooses among them.
+        overload_patience_s: how long an overloaded bookie is asked again before it has failed.
+    """
+
+    def __init__(
+        self, search: ReplacementSearch, rng: random.Random, overload_patience_s: float
+    ) -> None:
+        self.failed: dict[int, BookieId] = {}
+        """Members that failed, by position."""
+        self.unfit: dict[BookieId, DLError] = {}
+        """Bookies that refuse an entry of this ledger, and so are left out."""
+        self.joining: dict[int, BookieId] = {}
+        """New bookies by position, until the change is stored."""
+        self.planned: LedgerMetadata | None = None
+        """The change, while it is being stored."""
+        self.search = search
+        self.overload_patience_s = overload_patience_s
+        self._rng = rng
+        self._reasons: dict[BookieId, DLError] = {}  # why a member failed last
+        self._is_retry_due = False  # `RETRY_DUE` comes
+
+    def fail(self, position: int, bookie: BookieId, error: DLError) -> None:
+        """Note that a member failed."""
+        self.failed[position] = bookie
+        self._reasons[bookie] = error
+
+    def choose(self, event: ChoiceDue, members: Sequence[BookieId], write_quorum_size: int) -> bool:
+        """Choose bookies that join; return whether there is one."""
+        self.joining = choose_replacements(
+            [each for each in event.choice.candidates if each not in self.unfit],
+            ensemble=members,
+            positions=sorted(self.failed),
+            write_quorum_size=write_quorum_size,
+            topology=event.topology,
+            rng=self._rng,
+        )
+        return bool(self.joining)
+
+    def changed(self, members: Sequence[BookieId]) -> tuple[BookieId, ...]:
+        """Return the ensemble with the joining bookies in their positions."""
+        return tuple(self.joining.get(position, each) for position, each in enumerate(members))
+
+    def readmit(self, bookies: Collection[BookieId]) -> set[int]:
+        """Take failed members back if they may return; return their positions."""
+        fit = {each for each in bookies if each not in self.unfit}
+        back = {position for position, bookie in self.failed.items() if bookie in fit}
+        for position in back:
+            del self.failed[position]
+        return back
+
+    def later(self, now: float) -> list[Effect]:
+        """Look again later, unless that is due already."""
+        if self._is_retry_due:
+            return []
+        self._is_retry_due = True
+        return [GoOnWithout(frozenset(self.failed.values()), self.search.look_later(now))]
+
+    def look_again(self) -> None:
+        """The pause of `GoOnWithout` is over."""
+        self._is_retry_due = False
+        self.search.look_again()
+
+    def replaced(self, positions: Collection[int]) -> None:
+        """The change is stored: these positions have other bookies."""
+        self.search.replaced()
+        self.give_up()
+        for position in positions:
+            self.failed.pop(position, None)
+
+    def give_up(self) -> None:
+        """Forget the bookies that were to join."""
+        self.joining, self.planned = {}, None
+
+    def missing(self) -> str:
+        """Return in words which members failed, and why no other bookie takes their places."""
+        failed = _told({each: self._reasons[each] for each in self.failed.values()})
+        refused = f", for new ones refused entries: {_told(self.unfit)}" if self.unfit else ""
+        return f"{failed} failed, and no other writable bookie can take the place{refused}"
+
+
+class LacPublication:
+    """The messages that tell bookies the LAC, apart from the adds that carry it.
+
+    At most one message to a bookie is on its way; a newer LAC follows once it was answered.
+
+    Args:
+        lac: the LAC that bookies know.
+        followed: the position of the bookie that followers listen to.
+    """
+
+    def __init__(self, lac: int, followed: int) -> None:
+        self.carried = lac
+        """The LAC of the last add."""
+        self.is_answered = False
+        """Whether callers appended in response to the last acknowledgement: an add carries it."""
+        self.accepted: dict[BookieId, int] = {}
+        self._followed = followed
+        self._due: dict[BookieId, int] = {}  # the newest LAC that each member has to accept
+        self._out: set[BookieId] = set()
+        self._spreading: int | None = None  # the LAC that waits for `SPREAD_DUE`
+        self._is_retrying = False  # `LAC_RETRY_DUE` comes
+
+    def handle(  # noqa: C901 - one case for each kind
+        self,
+        event: LacEvent,
+        lac: int,
+        members: Sequence[BookieId],
+        is_idle: bool,
+    ) -> list[Effect]:
+        """Take one event; `is_idle` says that no add is under way that may carry `lac`."""
+        match event:
+            case Signal.CALLERS_ANSWERED:
+                self.is_answered = lac <= self.carried
+                if self.is_answered:
+                    return []
+                effects = self.tell(lac, members) if is_idle else []
+                if self._spreading is None:
+                    effects.append(self._spread_later(lac))
+                return effects
+            case LacAccepted(bookie, accepted):
+                self._out.discard(bookie)
+                self.accepted[bookie] = max(accepted, self.accepted.get(bookie, -1))
+                return self._send((bookie,))
+            case Signal.TELL_LAC:
+                return self.tell(lac, members) if is_idle else []
+            case Signal.PUBLISH_LAC:
+                return self.publish(lac, members, members)
+            case Signal.SPREAD_DUE:
+                return self._spread(lac, members)
+            case LacFailed(bookie):
+                self._out.discard(bookie)
+                if self._is_retrying:
+                    return []
+                self._is_retrying = True
+                return [After(_LAC_RETRY_S, Signal.LAC_RETRY_DUE)]
+            case Signal.LAC_RETRY_DUE:
+                self._is_retrying = False
+                return self._send(self._due)
+            case _:
+                assert_never(event)
+
+    def tell(self, lac: int, members: Sequence[BookieId]) -> list[Effect]:
+        """Tell the LAC to the bookie that followers listen to."""
+        return self.publish(lac, members, (members[self._followed],))
+
+    def publish(
+        self, lac: int, members: Sequence[BookieId], bookies: Iterable[BookieId]
+    ) -> list[Effect]:
+        """Send the LAC to `bookies`; other members keep the LAC that was already due for them."""
+        due = {each: self._due[each] for each in members if each in self._due}
+        self._due = due | dict.fromkeys(bookies, lac)
+        return self._send(self._due)
+
+    def unaware(self, lac: int, members: Sequence[BookieId]) -> set[int]:
+        """Return the positions of the members that have not accepted this LAC."""
+        accepted = self.accepted
+        return {p for p, bookie in enumerate(members) if accepted.get(bookie, -1) < lac}
+
+    def _send(self, bookies: Iterable[BookieId]) -> list[Effect]:
+        """Send each of `bookies` the LAC that it has not accepted, one message at a time."""
+        effects: list[Effect] = []
+        for bookie in bookies:
+            lac = self._due.get(bookie, -1)
+            if bookie not in self._out and lac > self.accepted.get(bookie, -1):
+                self._out.add(bookie)
+                effects.append(SendLac(bookie, lac))
+        return effects
+
+    def _spread_later(self, lac: int) -> Effect:
+        self._spreading = lac
+        return After(_SPREAD_S, Signal.SPREAD_DUE)
+
+    def _spread(self, lac: int, members: Sequence[BookieId]) -> list[Effect]:
+        since, self._spreading = self._spreading, None
+        assert since is not None
+        if lac <= self.carried:
+            return []
+        if self.carried < since:
+            return self.publish(lac, members, members)
+        return [self._spread_later(lac)]  # the current LAC is newer, and an add may still carry it
 
 
 class _Outage:
@@ -474,17 +877,6 @@ class _Outage:
     def end(self) -> None:
         """Begin anew with the next failure."""
         self._backoff.succeeded()
-
-
-class _Telling:
-    """The LACs that bookies are told by themselves: due, on their way, and accepted."""
-
-    def __init__(self) -> None:
-        self.due: dict[BookieId, int] = {}  # the newest LAC that each member has to accept
-        self.out: set[BookieId] = set()
-        self.accepted: dict[BookieId, int] = {}
-        self.spreading: int | None = None  # the LAC that waits for `SPREAD_DUE`
-        self.is_retrying = False  # `LAC_RETRY_DUE` comes
 
 
 class LedgerAppender(Machine[AppenderState]):
@@ -519,69 +911,25 @@ class LedgerAppender(Machine[AppenderState]):
         self.state = _STEADY
         self.error: DLError | None = None
         """Why no entry is taken any more."""
-        self.last_add_confirmed = last_add_confirmed
-        self.last_add_pushed = last_add_confirmed
-        self.pushed_bytes = 0
-        self.confirmed_bytes = 0
-        self.pending_bytes = 0
-        self._search = search
-        self._rng = rng
-        self._overload_patience_s = overload_patience_s
+        followed = first_followed(metadata.ledger_id, metadata.quorum.ensemble_size)
+        self.window = AddWindow(metadata, followed, last_add_confirmed)
+        self._lac = LacPublication(last_add_confirmed, followed)
+        self._replacements = Replacements(search, rng, overload_patience_s)
         self._is_recovery = is_recovery
-        self._adds: dict[int, _Add] = {}  # unconfirmed, or not yet answered by all; ascending
-        self._failed: dict[int, BookieId] = {}  # positions whose bookie failed
-        self._reasons: dict[BookieId, DLError] = {}  # why it failed last
-        self._unfit: dict[BookieId, DLError] = {}  # left out: they refuse an entry of this ledger
-        self._joining: dict[int, BookieId] = {}  # new bookies by position, until the change
-        self._copies_left = 0  # copies that joining bookies have yet to make durable
-        self._planned: LedgerMetadata | None = None
-        self._is_retry_due = False  # `RETRY_DUE` comes
         self._outage = _Outage()
         self._closing: Signal | None = None  # CLOSE or PREPARE_CLOSE, until its caller is answered
-        self._lac_carried = last_add_confirmed  # by the last add
-        self._is_answered = False  # callers appended in response to the last acknowledgement
-        self._telling = _Telling()
-        quorum = metadata.quorum
-        self._followed = first_followed(metadata.ledger_id, quorum.ensemble_size)
-        # An add carries the LAC: send first to the bookie that followers listen to.
-        self._write_sets = [
-            sorted(write_set(quorum, first), key=lambda position: position != self._followed)
-            for first in range(quorum.ensemble_size)
-        ]
-
-    @property
-    def pending_count(self) -> int:
-        """Entries that some bookie of their write set has not answered, or that are unconfirmed."""
-        return len(self._adds)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether every pushed entry is confirmed."""
-        return self.last_add_confirmed == self.last_add_pushed
 
     @property
     def is_closing(self) -> bool:
         """Whether the ledger is closed, or about to be."""
-        closing = (_SEALED, _CLOSED)
-        return self._closing is not None or self.state in closing
-
-    @property
-    def end(self) -> LedgerMetadata:
-        """The closed metadata, once every entry is confirmed."""
-        return self._end_of(self.metadata)
+        return self._closing is not None or self.state is _SEALED or self.state is _CLOSED
 
     def is_published(self, lac: int) -> bool:
         """Return whether no read can reach coverage without a bookie that accepted this LAC."""
         ensemble = self.metadata.last_ensemble
         if self.state is _CLOSED or lac < ensemble.first_entry_id:
             return True  # the metadata says or implies it
-        accepted = self._telling.accepted
-        unaware = {
-            position
-            for position, bookie in enumerate(ensemble.bookies)
-            if accepted.get(bookie, -1) < lac
-        }
-        return not is_covered(self.metadata.quorum, unaware)
+        return not is_covered(self.metadata.quorum, self._lac.unaware(lac, ensemble.bookies))
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
         """Take one event; late and repeated answers do no harm."""
@@ -589,30 +937,28 @@ class LedgerAppender(Machine[AppenderState]):
             case AddSucceeded():
                 return self._add_succeeded(*event)
             case Append(body):
-                return self._append(body)
-            case Signal.CALLERS_ANSWERED:
-                return self._callers_answered()
-            case LacAccepted():
-                return self._lac_accepted(*event)
+                assert not self.is_closing
+                self._lac.carried = self.window.last_add_confirmed
+                return self._send(self.window.append(body))
+            case Signal.CALLERS_ANSWERED | LacAccepted() | Signal.TELL_LAC | Signal.PUBLISH_LAC:
+                return self._tell(event)
             case AppendRecovered(entry):
-                return self._append_recovered(entry)
+                assert entry.entry_id == self.window.last_add_pushed + 1
+                return self._send(self.window.push(bytes(entry.data), entry.ledger_bytes))
             case AddFailed():
-                return self._add_failed(*event)
-            case AddDue():
-                return self._add_due(*event)
-            case Signal.TELL_LAC:
-                return self._tell()
-            case Signal.PUBLISH_LAC:
-                return self._publish(self.metadata.last_ensemble.bookies)
-            case Signal.SPREAD_DUE:
-                return self._spread()
-            case LacFailed(bookie, error):
-                return self._lac_failed(bookie, error)
-            case Signal.LAC_RETRY_DUE:
-                self._telling.is_retrying = False
-                return self._send_due(self._telling.due)
+                return self._add_failed(event)
+            case AddDue(entry_id, position, bookie):
+                add = self.window.adds.get(entry_id)
+                if add is None or not add.awaits(position, bookie):
+                    return []
+                return [SendAdd(entry_id, add.frame, [(position, bookie)])]
+            case LacFailed(_, LedgerFencedError() as error):
+                return self._fail(error)
+            case LacFailed() | Signal.LAC_RETRY_DUE | Signal.SPREAD_DUE:
+                return self._tell(event)
             case Signal.RETRY_DUE:
-                return self._retry()
+                self._replacements.look_again()
+                return self._look()
             case Signal.LIST_DUE:
                 return [Call.LIST_BOOKIES] if self.state is _LOOKING else []
             case BookiesListed():
@@ -622,7 +968,7 @@ class LedgerAppender(Machine[AppenderState]):
             case MetadataStored(metadata, version):
                 return self._stored(metadata, version)
             case MetadataRead(metadata, version):
-                return self._read(metadata, version)
+                return self._judge(metadata, version)
             case Signal.READ_DUE:
                 return [Call.READ_METADATA] if self.state in _STORES else []
             case CallFailed():
@@ -632,305 +978,182 @@ class LedgerAppender(Machine[AppenderState]):
             case LedgerClosed(metadata):
                 return self._closed(metadata)
             case Fail(error):
-                return self._given_up(error)
+                if self.state not in _ENDING:
+                    return self._fail(error)
+                self._become(_FAILED)
+                return self._close_failed(error, is_given_up=True)
             case _:
                 assert_never(event)
 
     # Entries
 
-    def _append(self, body: Sequence[BytesLike]) -> list[Effect]:
-        """Give the next entry id to `body` and send it; it carries the LAC of this moment."""
+    def _send(self, add: Add) -> list[Effect]:
+        """Send a new entry to its write set."""
         assert self.error is None
-        assert not self.is_closing
-        entry_id = self.last_add_pushed + 1
-        ledger_bytes = self.pushed_bytes + sum(map(len, body))
-        self._lac_carried = self.last_add_confirmed
-        is_small = ledger_bytes - self.pushed_bytes < _JOIN_BYTES
-        frame = (encode_frame if is_small else frame_parts)(
-            ledger_id=self.metadata.ledger_id,
-            entry_id=entry_id,
-            last_add_confirmed=self.last_add_confirmed,
-            ledger_bytes=ledger_bytes,
-            body=body,
-        )
-        return self._push(frame, ledger_bytes)
-
-    def _append_recovered(self, entry: EntryFrame) -> list[Effect]:
-        assert self.error is None
-        assert entry.entry_id == self.last_add_pushed + 1
-        return self._push(bytes(entry.data), entry.ledger_bytes)
-
-    def _push(self, frame: bytes | FrameParts, ledger_bytes: int) -> list[Effect]:
-        self.last_add_pushed += 1
-        self.pushed_bytes = ledger_bytes
-        self.pending_bytes += len(frame)
-        add = _Add(self.last_add_pushed, frame, ledger_bytes)
-        self._adds[add.entry_id] = add
-        effects = self._send(add, self._positions(add.entry_id))
-        if self.state is _SHORT and not self._can_confirm(add):
+        window, failed = self.window, self._replacements.failed
+        bookies = self.metadata.last_ensemble.bookies
+        effects = add.send(window.positions(add.entry_id), bookies, failed)
+        if self.state is _SHORT and not window.can_confirm(add, failed):
             effects += self._look()
         return effects
 
-    def _positions(self, entry_id: int) -> Sequence[int]:
-        return self._write_sets[entry_id % len(self._write_sets)]
-
-    def _send(self, add: _Add, positions: Collection[int]) -> list[Effect]:
-        """Send to those of `positions` that have not failed, answered, or an add on its way."""
-        bookies = self.metadata.last_ensemble.bookies
-        failed, acks, waiting = self._failed, add.acks, add.waiting
-        targets = [
-            (position, bookies[position])
-            for position in positions
-            if position not in failed and position not in acks and position not in waiting
-        ]
-        if not targets:
-            return []
-        waiting.update(targets)
-        return [SendAdd(add.entry_id, add.frame, targets)]
-
-    def _owes(self, add: _Add, position: int, bookie: BookieId) -> bool:
-        """Return whether `bookie`, which will take `position`, does not hold the entry yet."""
-        return position in add.owed and self._joining.get(position) == bookie
-
-    def _awaits(self, add: _Add, position: int, bookie: BookieId) -> bool:
-        return add.waiting.get(position) == bookie or self._owes(add, position, bookie)
-
     def _add_succeeded(self, entry_id: int, position: int, bookie: BookieId) -> list[Effect]:
-        add = self._adds.get(entry_id)
+        add = self.window.adds.get(entry_id)
         if add is None:
             return []
-        if self._owes(add, position, bookie):
-            add.owed.discard(position)
+        if add.owed and add.owes(position, bookie):
+            del add.owed[position]
             add.copied.add(bookie)
-            self._copies_left -= 1
+            self.window.copies_left -= 1
             return self._plan_if_copied()
-        if not self._take_answer(add, position, bookie):
+        if not add.take_answer(position, bookie):
             return []
         add.acks.add(position)
-        self._release(add)
+        self.window.release(add)
         if self.state is _STUCK and self._first_stuck() is None:
             self._become(_SHORT)
         return self._confirm()
 
-    def _add_failed(
-        self, entry_id: int, position: int, bookie: BookieId, error: DLError, now: float
-    ) -> list[Effect]:
+    def _add_failed(self, event: AddFailed) -> list[Effect]:
+        entry_id, position, bookie, error, now = event
         if isinstance(error, LedgerFencedError):
             return self._fail(error)
-        add = self._adds.get(entry_id)
-        if add is None or not self._awaits(add, position, bookie):
+        add = self.window.adds.get(entry_id)
+        if add is None or not add.awaits(position, bookie):
             return []
         if isinstance(error, BookieOverloadedError):
-            pause_s = add.pause_s(bookie, now, self._overload_patience_s)
+            pause_s = add.pause_s(bookie, now, self._replacements.overload_patience_s)
             if pause_s is not None:
                 return [After(pause_s, AddDue(entry_id, position, bookie))]
-        is_refusal = isinstance(
-            error, EntryTooLargeError | BadRequestError | BookieAccessDeniedError
-        )
+        window, replacements = self.window, self._replacements
+        is_refusal = isinstance(error, _REFUSALS)
         if is_refusal:
-            self._unfit[bookie] = error
+            replacements.unfit[bookie] = error
         noted = NoteFailure(entry_id, bookie, error, is_refusal)
-        if self._owes(add, position, bookie):
-            self._joining = {}
+        if add.owes(position, bookie):
+            replacements.give_up()
+            window.drop_copies()
             self._become(_LOOKING)
             return [noted, Call.LIST_BOOKIES]
-        return [noted, *self._member_failed(add, position, bookie, error)]
-
-    def _member_failed(
-        self, add: _Add, position: int, bookie: BookieId, error: DLError
-    ) -> list[Effect]:
-        self._take_answer(add, position, bookie)
-        if bookie in self._unfit and not self._is_recovery:
+        add.take_answer(position, bookie)
+        if bookie in replacements.unfit and not self._is_recovery:
             # Every bookie would answer the same.  In recovery it is one bookie with other bytes.
-            return self._fail(error)
-        self._release(add)
-        if position in self._failed and self._can_confirm(add):
-            return []
-        self._failed[position] = bookie
-        self._reasons[bookie] = error
-        return self._look()
-
-    def _add_due(self, entry_id: int, position: int, bookie: BookieId) -> list[Effect]:
-        add = self._adds.get(entry_id)
-        if add is None or not self._awaits(add, position, bookie):
-            return []
-        return [SendAdd(entry_id, add.frame, [(position, bookie)])]
-
-    def _take_answer(self, add: _Add, position: int, bookie: BookieId) -> bool:
-        """Return whether the answer was awaited; it is not from now on."""
-        if add.waiting.get(position) != bookie:
-            return False
-        del add.waiting[position]
-        return True
-
-    def _release(self, add: _Add) -> None:
-        """Forget a confirmed entry that no bookie of its write set has yet to answer."""
-        if add.waiting or add.entry_id > self.last_add_confirmed:
-            return
-        del self._adds[add.entry_id]
-        self.pending_bytes -= len(add.frame)
+            return [noted, *self._fail(error)]
+        window.release(add)
+        if position in replacements.failed and window.can_confirm(add, replacements.failed):
+            return [noted]
+        replacements.fail(position, bookie, error)
+        return [noted, *self._look()]
 
     def _confirm(self) -> list[Effect]:
-        """Advance the LAC over every entry at Qa; not while a planned change is not stored."""
+        """Confirm every entry at Qa; not while a planned change is not stored."""
         if self.state is _CHANGING:
             return []
-        first = self.last_add_confirmed + 1
-        needed = self.metadata.quorum.ack_quorum_size
-        add = self._adds.get(first)
-        while add is not None and len(add.acks) >= needed:
-            self.last_add_confirmed = add.entry_id
-            self._copies_left -= len(add.owed)
-            add.owed.clear()
-            self.confirmed_bytes = add.ledger_bytes
-            self._release(add)
-            add = self._adds.get(add.entry_id + 1)
-        assert self.last_add_confirmed <= self.last_add_pushed
-        if self.last_add_confirmed < first:
+        confirmed = self.window.confirm()
+        if confirmed is None:
             return []
-        effects = [] if self._is_answered else self._tell()
-        effects.append(CompleteAdds(first, self.last_add_confirmed))
-        if self._joining:
+        effects = [] if self._lac.is_answered else self._tell(Signal.TELL_LAC)
+        effects.append(confirmed)
+        if self._replacements.joining:
             effects += self._plan_if_copied()
         if self._closing is not None:
             effects += self._go_on_closing()
         return effects
 
-    def _can_confirm(self, add: _Add) -> bool:
-        """Whether Qa bookies hold the entry or may still answer that they do."""
-        hopeful = add.acks.union(p for p in add.waiting if p not in self._failed)
-        return len(hopeful) >= self.metadata.quorum.ack_quorum_size
+    def _tell(self, event: LacEvent) -> list[Effect]:
+        """Tell bookies the LAC by messages of its own, unless this is a recovery, or failed."""
+        if self._is_recovery:
+            return []
+        window = self.window
+        lac, members = window.last_add_confirmed, self.metadata.last_ensemble.bookies
+        # By position, for each confirmation comes here.
+        effects = self._lac.handle(event, lac, members, lac == window.last_add_pushed)
+        return effects if self.error is None else []
 
-    def _unconfirmed(self) -> list[_Add]:
-        if self.error is not None:
-            return []  # they failed with that error
-        return [self._adds[e] for e in range(self.last_add_confirmed + 1, self.last_add_pushed + 1)]
-
-    def _first_stuck(self) -> _Add | None:
+    def _first_stuck(self) -> Add | None:
         """Return the first entry that cannot reach Qa without a replacement."""
-        return next((add for add in self._unconfirmed() if not self._can_confirm(add)), None)
+        return self.window.first_stuck(self._replacements.failed)
 
     # Replacements
 
     def _look(self) -> list[Effect]:
         """List bookies, unless that or a change is under way: its end does."""
-        if self.state not in _MAY_LOOK or not self._failed:
+        if self.state not in _MAY_LOOK or not self._replacements.failed:
             return []
         self._become(_LOOKING)
         return [Call.LIST_BOOKIES]
-
-    def _retry(self) -> list[Effect]:
-        self._is_retry_due = False
-        self._search.look_again()
-        return self._look()
 
     def _listed(self, event: BookiesListed) -> list[Effect]:
         if self.state is not _LOOKING:
             return []
         self._outage.end()
         stuck = self._first_stuck()
-        choice = self._search.choose(
+        choice = self._replacements.search.choose(
             event.bookies,
             members=self.metadata.last_ensemble.bookies,
-            stuck_entry=None if stuck is None else self.last_add_confirmed + 1,
+            stuck_entry=None if stuck is None else self.window.last_add_confirmed + 1,
             now=event.now,
         )
         due = ChoiceDue(choice, event.topology, event.now + choice.pause_s)
         return [After(choice.pause_s, due)] if choice.pause_s else self._chosen(due)
 
-    def _unlisted(self, error: DLError, now: float) -> list[Effect]:
-        """Ask again while an entry waits; entries that need no replacement go on without it."""
-        if self._first_stuck() is None:
-            self._outage.end()
-            return self._go_on_without((), may_wait=False, now=now)
-        pause_s = self._outage.pause_s(error, now)
-        return self._fail(error) if pause_s is None else [After(pause_s, Signal.LIST_DUE)]
-
     def _chosen(self, event: ChoiceDue) -> list[Effect]:
         """Begin an ensemble change with bookies of the choice, or go on without one."""
         if self.state is not _LOOKING:
             return []
-        choice = event.choice
-        ensemble = self.metadata.last_ensemble
-        chosen = choose_replacements(
-            [each for each in choice.candidates if each not in self._unfit],
-            ensemble=ensemble.bookies,
-            positions=sorted(self._failed),
-            write_quorum_size=self.metadata.quorum.write_quorum_size,
-            topology=event.topology,
-            rng=self._rng,
-        )
-        if not chosen:
-            readmitted = [each for each in choice.readmitted if each not in self._unfit]
-            return self._go_on_without(readmitted, may_wait=choice.may_wait, now=event.now)
+        choice, metadata, replacements = event.choice, self.metadata, self._replacements
+        members, size = metadata.last_ensemble.bookies, metadata.quorum.write_quorum_size
+        if not replacements.choose(event, members, size):
+            return self._go_on_without(choice.readmitted, may_wait=choice.may_wait, now=event.now)
         self._become(_COPYING)
-        self._joining, self._copies_left = chosen, 0
-        effects: list[Effect] = []
-        for add in () if self._is_recovery else self._unconfirmed():
-            # A bookie that failed with one entry keeps the others: send only the entries it lacks.
-            add.owed = {
-                p
-                for p in self._positions(add.entry_id)
-                if p in chosen and chosen[p] not in add.copied
-            }
-            self._copies_left += len(add.owed)
-            if add.owed:
-                targets = [(p, chosen[p]) for p in sorted(add.owed)]
-                effects.append(SendAdd(add.entry_id, add.frame, targets))
+        effects = [] if self._is_recovery else self.window.copy_to(replacements.joining)
         return effects + self._plan_if_copied()
 
     def _go_on_without(
         self, readmitted: Collection[BookieId], *, may_wait: bool, now: float
     ) -> list[Effect]:
         """Take members of `readmitted` back; wait for others, or fail if no entry may wait."""
+        window, replacements = self.window, self._replacements
         effects: list[Effect] = []
-        back = {position for position, bookie in self._failed.items() if bookie in readmitted}
-        for position in back:
-            del self._failed[position]
+        back = replacements.readmit(readmitted)
         if back:
-            for add in self._unconfirmed():
-                effects += self._send(add, [p for p in self._positions(add.entry_id) if p in back])
+            bookies = self.metadata.last_ensemble.bookies
+            for add in window.unconfirmed():
+                positions = [p for p in window.positions(add.entry_id) if p in back]
+                effects += add.send(positions, bookies, replacements.failed)
         stuck = self._first_stuck()
         if stuck is not None and not may_wait:
-            return self._fail(self._not_enough(stuck))
-        if not self._failed:
+            quorum = self.metadata.quorum
+            return self._fail(
+                NotEnoughBookiesError(
+                    f"ledger {self.metadata.ledger_id}: entry {stuck.entry_id} cannot reach "
+                    f"{quorum.ack_quorum_size} of {quorum.write_quorum_size} bookies: "
+                    f"{replacements.missing()}"
+                )
+            )
+        if not replacements.failed:
             self._become(_STEADY)
             return effects
         self._become(_SHORT if stuck is None else _STUCK)
-        if not self._is_retry_due:
-            self._is_retry_due = True
-            failed = frozenset(self._failed.values())
-            effects.append(GoOnWithout(failed, self._search.look_later(now)))
-        return effects
-
-    def _not_enough(self, add: _Add) -> NotEnoughBookiesError:
-        failed = _told({each: self._reasons[each] for each in self._failed.values()})
-        refused = f", for new ones refused entries: {_told(self._unfit)}" if self._unfit else ""
-        quorum = self.metadata.quorum
-        return NotEnoughBookiesError(
-            f"ledger {self.metadata.ledger_id}: entry {add.entry_id} cannot reach "
-            f"{quorum.ack_quorum_size} of {quorum.write_quorum_size} bookies: {failed} failed, "
-            f"and no other writable bookie can take the place{refused}"
-        )
+        return effects + replacements.later(now)
 
     # Ensemble changes
 
     def _plan_if_copied(self) -> list[Effect]:
         """Plan the change to the joining bookies, once they hold all entries that they need."""
-        if self.state is not _COPYING or self._copies_left:
+        if self.state is not _COPYING or self.window.copies_left:
             return []
-        bookies = list(self.metadata.last_ensemble.bookies)
-        for position, bookie in self._joining.items():
-            bookies[position] = bookie
-        return self._plan(self.metadata, tuple(bookies))
+        members = self.metadata.last_ensemble.bookies
+        return self._plan(self.metadata, self._replacements.changed(members))
 
     def _plan(self, base: LedgerMetadata, bookies: tuple[BookieId, ...]) -> list[Effect]:
         self._become(_CHANGING)
-        self._planned = base.with_last_ensemble(
-            first_entry_id=self.last_add_confirmed + 1, bookies=bookies
+        self._replacements.planned = planned = base.with_last_ensemble(
+            first_entry_id=self.window.last_add_confirmed + 1, bookies=bookies
         )
         if self._is_recovery:
-            return self._change_stored(self._planned)
-        return [StoreMetadata(self._planned, self.version)]
+            return self._change_stored(planned)
+        return [StoreMetadata(planned, self.version)]
 
     def _stored(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
         self.version = version
@@ -939,11 +1162,30 @@ class LedgerAppender(Machine[AppenderState]):
         is_end = self.state is _STORING and metadata.state is LedgerState.CLOSED
         return self._closed(metadata) if is_end else []  # else a change that was given up
 
-    def _read(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
+    def _judge(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        """Decide a change or an end, whose write lost or has an unknown outcome, by what is stored.
+
+        Only this writer changes the last ensemble of an open ledger.
+        """
         self.version = version
+        window, last = self.window, self.window.last_add_confirmed
         if self.state is _CHANGING:
-            return self._judge_change(metadata)
-        return self._judge_end(metadata) if self.state is _STORING else []
+            planned = self._replacements.planned
+            assert planned is not None
+            if metadata.state is not LedgerState.OPEN:
+                return self._fail(_taken(metadata))
+            if metadata.last_ensemble != self.metadata.last_ensemble:
+                return self._change_stored(metadata)
+            self.metadata = metadata
+            return self._plan(metadata, planned.last_ensemble.bookies)
+        if self.state is not _STORING:
+            return []
+        if metadata.state is LedgerState.OPEN:
+            return [StoreMetadata(window.closed(metadata), version)]
+        if metadata.state is LedgerState.CLOSED and metadata.last_entry_id == last:
+            return self._closed(metadata)
+        self._become(_FAILED)
+        return self._close_failed(_taken(metadata, f", this writer's LAC is {last}"))
 
     def _call_failed(self, event: CallFailed) -> list[Effect]:
         error, now = event.error, event.now
@@ -953,7 +1195,13 @@ class LedgerAppender(Machine[AppenderState]):
             self._become(_FAILED)
             return self._close_failed(error)
         if event.call is Call.LIST_BOOKIES:
-            return self._unlisted(error, now) if self.state is _LOOKING else []
+            if self.state is not _LOOKING:
+                return []
+            if self._first_stuck() is None:  # entries need no replacement
+                self._outage.end()
+                return self._go_on_without((), may_wait=False, now=now)
+            pause_s = self._outage.pause_s(error, now)
+            return self._fail(error) if pause_s is None else [After(pause_s, Signal.LIST_DUE)]
         if self.state not in _STORES:
             return []
         if isinstance(error, MetadataVersionError):
@@ -969,126 +1217,23 @@ class LedgerAppender(Machine[AppenderState]):
     def _change_stored(self, metadata: LedgerMetadata) -> list[Effect]:
         """Use the stored ensemble: send to replaced positions, then confirm waiting entries."""
         old, new = self.metadata.last_ensemble, metadata.last_ensemble
-        if new.first_entry_id > self.last_add_confirmed + 1:
+        first = self.window.last_add_confirmed + 1
+        if new.first_entry_id > first:
             return self._fail(
                 CorruptMetadataError(
                     f"ledger {metadata.ledger_id}: the last ensemble starts at entry "
-                    f"{new.first_entry_id}, expected at most {self.last_add_confirmed + 1}"
+                    f"{new.first_entry_id}, expected at most {first}"
                 )
             )
         self._outage.end()
-        self._search.replaced()
         self._become(_STEADY)
-        self._planned = None
-        self._joining = {}
         self.metadata = metadata
         changed = {p for p, bookie in enumerate(new.bookies) if bookie != old.bookies[p]}
-        self._failed = {p: bookie for p, bookie in self._failed.items() if p not in changed}
-        effects: list[Effect] = []
-        for add in list(self._adds.values()):
-            for position in changed:
-                add.waiting.pop(position, None)
-            if add.entry_id > self.last_add_confirmed:
-                positions = [p for p in self._positions(add.entry_id) if p in changed]
-                add.acks -= changed
-                add.acks.update(p for p in positions if new.bookies[p] in add.copied)
-                effects += self._send(add, positions)
-            self._release(add)
+        self._replacements.replaced(changed)
+        effects = self.window.move(changed, new.bookies, self._replacements.failed)
         effects += self._confirm()
         effects += self._go_on_closing()
         return effects + self._look()
-
-    def _judge_change(self, metadata: LedgerMetadata) -> list[Effect]:
-        """Decide a change whose write lost, or whose outcome is unknown, by the stored metadata."""
-        assert self._planned is not None
-        ledger_id = metadata.ledger_id
-        if metadata.state is LedgerState.CLOSED:
-            return self._fail(
-                LedgerClosedError(
-                    f"ledger {ledger_id} was closed by another client at entry "
-                    f"{metadata.last_entry_id}"
-                )
-            )
-        if metadata.state is LedgerState.IN_RECOVERY:
-            return self._fail(LedgerFencedError(f"ledger {ledger_id} is being recovered"))
-        if metadata.last_ensemble != self.metadata.last_ensemble:
-            # Only this writer changes the last ensemble of an open ledger: it is its own write.
-            return self._change_stored(metadata)
-        bookies = self._planned.last_ensemble.bookies
-        self.metadata = metadata
-        return self._plan(metadata, bookies)
-
-    # The LAC
-
-    def _lac_accepted(self, bookie: BookieId, lac: int) -> list[Effect]:
-        telling = self._telling
-        telling.out.discard(bookie)
-        telling.accepted[bookie] = max(lac, telling.accepted.get(bookie, -1))
-        return self._send_due((bookie,))
-
-    def _lac_failed(self, bookie: BookieId, error: DLError) -> list[Effect]:
-        self._telling.out.discard(bookie)
-        if isinstance(error, LedgerFencedError):
-            return self._fail(error)
-        if self._telling.is_retrying or self.error is not None:
-            return []
-        self._telling.is_retrying = True
-        return [After(_LAC_RETRY_S, Signal.LAC_RETRY_DUE)]
-
-    def _tell(self) -> list[Effect]:
-        """Tell the LAC to the bookie that followers listen to, unless an add is under way."""
-        if self._is_recovery or self.error is not None or not self.is_idle:
-            return []
-        return self._publish((self.metadata.last_ensemble.bookies[self._followed],))
-
-    def _publish(self, bookies: Sequence[BookieId]) -> list[Effect]:
-        """Send the LAC to `bookies`; other members keep the LAC that was already due for them."""
-        telling, lac = self._telling, self.last_add_confirmed
-        members = self.metadata.last_ensemble.bookies
-        due = {each: telling.due[each] for each in members if each in telling.due}
-        telling.due = due | dict.fromkeys(bookies, lac)
-        return self._send_due(telling.due)
-
-    def _send_due(self, bookies: Iterable[BookieId]) -> list[Effect]:
-        """Send each of `bookies` the LAC that it has not accepted, one message at a time."""
-        telling = self._telling
-        if self.error is not None:
-            return []
-        effects: list[Effect] = []
-        for bookie in bookies:
-            lac = telling.due.get(bookie, -1)
-            if bookie not in telling.out and lac > telling.accepted.get(bookie, -1):
-                telling.out.add(bookie)
-                effects.append(SendLac(bookie, lac))
-        return effects
-
-    def _has_news(self) -> bool:
-        return self.last_add_confirmed > self._lac_carried
-
-    def _callers_answered(self) -> list[Effect]:
-        """Tell a LAC that no answered caller's add took along, soon to all bookies."""
-        if self._is_recovery or self.error is not None:
-            return []
-        self._is_answered = not self._has_news()
-        if self._is_answered:
-            return []
-        effects = self._tell()
-        if self._telling.spreading is None:
-            effects.append(self._spread_later())
-        return effects
-
-    def _spread_later(self) -> Effect:
-        self._telling.spreading = self.last_add_confirmed
-        return After(_SPREAD_S, Signal.SPREAD_DUE)
-
-    def _spread(self) -> list[Effect]:
-        lac, self._telling.spreading = self._telling.spreading, None
-        assert lac is not None
-        if self.error is not None or not self._has_news():
-            return []
-        if self._lac_carried < lac:
-            return self._publish(self.metadata.last_ensemble.bookies)
-        return [self._spread_later()]  # the current LAC is newer, and an add may still carry it
 
     # The end
 
@@ -1106,10 +1251,10 @@ class LedgerAppender(Machine[AppenderState]):
             return []
         if isinstance(self.error, TAKEN):
             return self._close_failed(self.error)
-        if self.error is None and (not self.is_idle or self.state is _CHANGING):
+        if self.error is None and (not self.window.is_idle or self.state is _CHANGING):
             return []
         stores = self._closing is Signal.CLOSE
-        if not self.is_idle:
+        if not self.window.is_idle:
             assert self.error is not None
             if not stores:
                 return self._close_failed(self.error)
@@ -1121,28 +1266,7 @@ class LedgerAppender(Machine[AppenderState]):
             self._closing = None
             return [CloseEnded(None)]
         self._become(_STORING)
-        return [StoreMetadata(self.end, self.version)]
-
-    def _end_of(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        return metadata.closed(
-            last_entry_id=self.last_add_confirmed, length_bytes=self.confirmed_bytes
-        )
-
-    def _judge_end(self, metadata: LedgerMetadata) -> list[Effect]:
-        """Find out by the stored metadata whether this machine's end of the ledger was stored."""
-        ledger_id, last = metadata.ledger_id, self.last_add_confirmed
-        if metadata.state is LedgerState.OPEN:
-            return [StoreMetadata(self._end_of(metadata), self.version)]
-        if metadata.state is LedgerState.CLOSED and metadata.last_entry_id == last:
-            return self._closed(metadata)
-        error: DLError = LedgerFencedError(f"ledger {ledger_id} is being recovered")
-        if metadata.state is LedgerState.CLOSED:
-            error = LedgerClosedError(
-                f"ledger {ledger_id} was closed by another client at entry "
-                f"{metadata.last_entry_id}, this writer's LAC is {last}"
-            )
-        self._become(_FAILED)
-        return self._close_failed(error)
+        return [StoreMetadata(self.window.closed(self.metadata), self.version)]
 
     def _closed(self, metadata: LedgerMetadata) -> list[Effect]:
         if self.state is _CLOSED:
@@ -1153,53 +1277,49 @@ class LedgerAppender(Machine[AppenderState]):
         effects = self._fail(LedgerClosedError(f"ledger {metadata.ledger_id} is closed"))
         return effects if closing is None else [*effects, CloseEnded(None)]
 
-    def _close_failed(self, error: DLError) -> list[Effect]:
-        """Answer the caller of the close; the ledger can be closed again unless it was taken."""
+    def _close_failed(self, error: DLError, *, is_given_up: bool = False) -> list[Effect]:
+        """Answer the caller of the close, which may try again unless the ledger was taken."""
         self._closing = None
-        effects = self._fail(error) if isinstance(error, TAKEN) else []
+        effects = self._fail(error) if is_given_up or isinstance(error, TAKEN) else []
         return [*effects, CloseEnded(error)]
-
-    def _given_up(self, error: DLError) -> list[Effect]:
-        if self.state not in _ENDING:
-            return self._fail(error)
-        self._become(_FAILED)
-        self._closing = None
-        return [*self._fail(error), CloseEnded(error)]
 
     def _fail(self, error: DLError) -> list[Effect]:
         """End for good: nothing is confirmed any more."""
         if self.error is not None:
             return []
         self.error = error
-        self._adds.clear()
-        self._joining, self._copies_left, self._planned = {}, 0, None
-        self.pending_bytes = 0
+        self.window.clear()
+        self._replacements.give_up()
         if self.state not in (*_ENDING, _FAILED, _CLOSED):
             self._become(_FAILED)
         return [FailAdds(error), *self._go_on_closing()]
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        state = self.state
-        assert self.last_add_confirmed <= self.last_add_pushed
-        assert self.confirmed_bytes <= self.pushed_bytes
-        assert self.pending_bytes == sum(len(add.frame) for add in self._adds.values())
-        assert (self._planned is not None) == (state is _CHANGING)
-        assert bool(self._joining) == (state in (_COPYING, _CHANGING))
+        state, window, replacements = self.state, self.window, self._replacements
+        window.validate()
+        assert (replacements.planned is not None) == (state is _CHANGING)
+        assert bool(replacements.joining) == (state in (_COPYING, _CHANGING))
+        assert bool(window.copies_left) == (state is _COPYING)
         if self.error is not None:
-            assert not self._adds
+            assert not window.adds
             return
-        for add in self._adds.values():
-            assert add.waiting.keys().isdisjoint(add.acks)
-            assert add.waiting or add.entry_id > self.last_add_confirmed
-        if state is _COPYING:
-            assert self._copies_left == sum(len(add.owed) for add in self._adds.values()) > 0
         stuck = self._first_stuck()
-        assert state is not _STEADY or not self._failed
+        assert state is not _STEADY or not replacements.failed
         assert state is not _STEADY or stuck is None
         assert state is not _SHORT or stuck is None
         assert state is not _STUCK or stuck is not None
-        assert state not in (_SEALED, _STORING) or self.is_idle
+        assert state not in (_SEALED, _STORING) or window.is_idle
+
+
+def _taken(metadata: LedgerMetadata, note: str = "") -> LedgerFencedError | LedgerClosedError:
+    """Return the error of a ledger that another client closed, or is about to close."""
+    if metadata.state is LedgerState.IN_RECOVERY:
+        return LedgerFencedError(f"ledger {metadata.ledger_id} is being recovered")
+    return LedgerClosedError(
+        f"ledger {metadata.ledger_id} was closed by another client at entry "
+        f"{metadata.last_entry_id}{note}"
+    )
 
 
 def _told(errors: Mapping[BookieId, DLError]) -> str:

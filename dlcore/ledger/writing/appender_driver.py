@@ -108,12 +108,10 @@ class AppenderDriver:
 
     def handle(self, event: Event) -> None:
         """Feed the machine, perform its effects, and let waiters check what they wait for."""
-        appender = self.appender
-        self._perform(appender.handle(event))
+        self._perform(self.appender.handle(event))
         if self._recover is not None:  # a recovery has its own bounds
-            self.share.changed(
-                size_bytes=appender.pending_bytes, entry_count=appender.pending_count
-            )
+            window = self.appender.window
+            self.share.changed(size_bytes=window.pending_bytes, entry_count=window.pending_count)
         if self._waiters:
             self._notify()
 
@@ -179,7 +177,7 @@ class AppenderDriver:
                 case Call() | StoreMetadata():
                     self._tasks.start(self._call(effect))
                 case FailAdds(error):
-                    lac = self.appender.last_add_confirmed
+                    lac = self.appender.window.last_add_confirmed
                     logger.info("writer ended ledger=%d lac=%d: %s", self.ledger_id, lac, error)
                     while self._callers:
                         self._callers.popleft()(error)

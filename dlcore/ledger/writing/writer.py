@@ -73,27 +73,27 @@ class LedgerWriter:
     @property
     def last_add_confirmed(self) -> int:
         """The last acknowledged entry; -1 for none."""
-        return self._appender.last_add_confirmed
+        return self._appender.window.last_add_confirmed
 
     @property
     def last_add_pushed(self) -> int:
         """The last appended entry, acknowledged or not; -1 for none."""
-        return self._appender.last_add_pushed
+        return self._appender.window.last_add_pushed
 
     @property
     def length_bytes(self) -> int:
         """Body bytes of all appended entries."""
-        return self._appender.pushed_bytes
+        return self._appender.window.pushed_bytes
 
     @property
     def confirmed_bytes(self) -> int:
         """Body bytes of all acknowledged entries."""
-        return self._appender.confirmed_bytes
+        return self._appender.window.confirmed_bytes
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of entries that some bookie of their write set has not answered."""
-        return self._appender.pending_bytes
+        return self._appender.window.pending_bytes
 
     def append(self, body: Sequence[BytesLike]) -> asyncio.Future[int]:
         """Append one entry; the future gives its id once it and all before it are acknowledged.
@@ -157,11 +157,11 @@ class LedgerWriter:
 
     async def flush(self) -> None:
         """Return once all entries appended so far are acknowledged."""
-        target = self._appender.last_add_pushed
+        target = self._appender.window.last_add_pushed
         await self._driver.wait_until(
-            lambda: self._appender.last_add_confirmed >= target or self._is_over
+            lambda: self._appender.window.last_add_confirmed >= target or self._is_over
         )
-        if self._appender.last_add_confirmed < target:
+        if self._appender.window.last_add_confirmed < target:
             self._raise_if_failed()
 
     async def publish_lac(self) -> None:
@@ -226,7 +226,7 @@ class LedgerWriter:
         """
         async with self._close_lock, self._stopped_if_taken():
             await self._driver.close(Signal.PREPARE_CLOSE)
-            closed = self._appender.end
+            closed = self._appender.window.closed(self._appender.metadata)
             return closed, self._context.ledger_store.put(closed, version=self._appender.version)
 
     async def was_closed(self, metadata: LedgerMetadata) -> None:

@@ -73,25 +73,25 @@ def test_acks_come_in_order_and_once() -> None:
     assert bench.ok(2, "A") == []
     assert bench.ok(2, "C") == [complete(2, 2)]
     assert bench.is_idle()
-    assert bench.machine.confirmed_bytes == bench.machine.pushed_bytes == 30
+    assert bench.machine.window.confirmed_bytes == bench.machine.window.pushed_bytes == 30
 
 
 def test_bytes_are_pending_until_the_whole_write_set_answered() -> None:
     """A slow third replica counts as memory in use."""
     bench = Bench()
     bench.append(2)
-    size = bench.machine.pending_bytes
+    size = bench.machine.window.pending_bytes
     for entry_id in (0, 1):
         for name in "AB":
             bench.ok(entry_id, name)
     assert bench.is_idle()
-    assert bench.machine.pending_bytes == size
-    assert bench.machine.pending_count == 2
+    assert bench.machine.window.pending_bytes == size
+    assert bench.machine.window.pending_count == 2
     bench.ok(0, "C")
-    assert bench.machine.pending_bytes == size // 2
+    assert bench.machine.window.pending_bytes == size // 2
     bench.ok(0, "C")  # late and repeated
     bench.ok(1, "C")
-    assert (bench.machine.pending_bytes, bench.machine.pending_count) == (0, 0)
+    assert (bench.machine.window.pending_bytes, bench.machine.window.pending_count) == (0, 0)
 
 
 def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
@@ -107,7 +107,7 @@ def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
     assert planned == metadata_of((0, "ABC"), (1, "ABD"))
     assert bench.is_changing()
     assert bench.ok(1, "B") == []  # at Qa, and not told
-    assert bench.machine.last_add_confirmed == 0
+    assert bench.machine.window.last_add_confirmed == 0
     sent = bench.append()
     assert sorted(targets(sent)) == [(3, "A"), (3, "B")]
     effects = bench.stored(planned)
@@ -129,7 +129,7 @@ def test_a_change_takes_acks_of_the_replaced_bookie_away() -> None:
     bench.fail(1, "A")
     planned = bench.planned(bench.listed("D"))
     assert planned == metadata_of((0, "DBC"))  # in place: it starts at the same entry
-    bench.machine._adds[0].copied.clear()  # as if it had none
+    bench.machine.window.adds[0].copied.clear()  # as if it had none
     assert bench.ok(0, "B") == []
     effects = bench.stored(planned)
     assert targets(effects) == [(0, "D")]
@@ -157,7 +157,7 @@ def test_confirmed_entries_are_not_sent_again_and_are_given_up() -> None:
     planned = bench.planned(bench.listed("D"))
     effects = bench.stored(planned)
     assert targets(effects) == []
-    assert bench.machine.pending_count == 1
+    assert bench.machine.window.pending_count == 1
     assert bench.ok(0, "C") == []  # of a replaced bookie
 
 
@@ -223,7 +223,7 @@ def test_too_few_bookies_end_the_writer() -> None:
     assert "entry 0 cannot reach 2 of 3" in str(effect.error)
     assert bench.machine.error is effect.error
     assert bench.machine._first_stuck() is None
-    assert bench.machine.pending_bytes == 0
+    assert bench.machine.window.pending_bytes == 0
     assert bench.listed("D") == []
     assert bench.retry() == []
 
@@ -362,7 +362,7 @@ def test_one_who_failed_to_join_and_joins_later_gets_only_what_it_lacks() -> Non
     assert targets(effects) == [(1, "F")]
     bench.ok(1, "F", 1)
     assert bench.stored(metadata_of((0, "AFCDE"), quorum=STRIPES)) == []
-    assert [bench.machine._adds[each].acks for each in (0, 1, 2)] == [{1}, {1}, set()]
+    assert [bench.machine.window.adds[each].acks for each in (0, 1, 2)] == [{1}, {1}, set()]
 
 
 def test_a_copy_counts_for_entries_that_have_a_place_there_only() -> None:
@@ -377,7 +377,7 @@ def test_a_copy_counts_for_entries_that_have_a_place_there_only() -> None:
     bench.fail(1, "D")
     bench.copy(bench.listed("F"))
     bench.stored(metadata_of((0, "ABCFE"), quorum=STRIPES))
-    assert [bench.machine._adds[each].acks for each in (0, 1, 2)] == [set(), {3}, {3}]
+    assert [bench.machine.window.adds[each].acks for each in (0, 1, 2)] == [set(), {3}, {3}]
 
 
 def test_a_failed_bookie_is_readmitted_when_nobody_replaces_it() -> None:

@@ -92,8 +92,8 @@ class RandomRun:
             self.closes_left -= 1
             return self.rng.choice([Signal.CLOSE, Signal.PREPARE_CLOSE])
         is_prepared = machine.state in (AppenderState.SEALED, AppenderState.FAILED)
-        if choice > 0.975 and machine.is_idle and is_prepared:
-            return LedgerClosed(machine.end)
+        if choice > 0.975 and machine.window.is_idle and is_prepared:
+            return LedgerClosed(machine.window.closed(machine.metadata))
         if choice > 0.97:
             return Fail(DLError("enough")) if self.rng.random() < 0.1 else Signal.TELL_LAC
         return self.do(self.todo.pop(0)) if self.todo else None
@@ -129,7 +129,7 @@ class RandomRun:
                 metadata = taken if self.rng.random() < 0.05 else machine.metadata
                 return MetadataRead(metadata, machine.version)
             case Call.RECOVER_LEDGER:
-                return LedgerClosed(machine.end)
+                return LedgerClosed(machine.window.closed(machine.metadata))
             case SendLac(target, lac):
                 if self.rng.random() < 0.9:
                     return LacAccepted(target, lac)
@@ -187,7 +187,7 @@ def test_random_answers_keep_the_promises(seed: int) -> None:
     """Whatever the order of answers, failures, changes and closes."""
     run = RandomRun(seed)
     run.run(400)
-    assert run.confirmed == run.machine.last_add_confirmed
+    assert run.confirmed == run.machine.window.last_add_confirmed
 
 
 def test_every_transition_of_the_table_happens() -> None:

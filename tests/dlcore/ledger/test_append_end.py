@@ -114,7 +114,7 @@ def test_a_caller_may_store_the_end_in_a_transaction_of_its_own() -> None:
     bench = idle_bench()
     assert bench.handle(Signal.PREPARE_CLOSE) == [CloseEnded(None)]
     assert bench.is_in(AppenderState.SEALED)
-    (effect,) = bench.handle(LedgerClosed(bench.machine.end))
+    (effect,) = bench.handle(LedgerClosed(bench.machine.window.closed(bench.machine.metadata)))
     assert isinstance(effect, FailAdds)
     assert bench.is_in(AppenderState.CLOSED)
 

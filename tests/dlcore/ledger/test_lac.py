@@ -14,6 +14,7 @@ from dlcore.ledger.metadata.quorum import first_followed
 from dlcore.ledger.writing.appender import (
     AddSucceeded,
     After,
+    AppendRecovered,
     Effect,
     Fail,
     FailAdds,
@@ -22,9 +23,9 @@ from dlcore.ledger.writing.appender import (
     SendLac,
     Signal,
 )
-from tests.fixtures.append_bench import UNAVAILABLE, Bench
+from tests.fixtures.append_bench import UNAVAILABLE, Bench, complete
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, run, write
-from tests.fixtures.ledgers import bookie
+from tests.fixtures.ledgers import bookie, entry_of
 from tests.fixtures.memory_namespace import on_log, record
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def told(effects: list[Effect]) -> list[tuple[str, int]]:
 
 def grow(bench: Bench) -> list[tuple[str, int]]:
     """Append an entry that all bookies acknowledge; return the messages that this sends."""
-    entry_id = bench.machine.last_add_pushed + 1
+    entry_id = bench.machine.window.last_add_pushed + 1
     bench.append()
     add = (AddSucceeded(entry_id, position, bookie(name)) for position, name in enumerate("ABC"))
     return told([effect for event in add for effect in bench.machine.handle(event)])
@@ -228,3 +229,13 @@ def test_publishing_waits_for_enough_bookies() -> None:
         await writer.abandon()
 
     run(scenario, "ABC", replace(CONFIG, add_timeout_s=3.0))
+
+
+def test_a_recovery_tells_no_lac() -> None:
+    """Its closing write says the end; a LAC told before could be of entries that it gives up."""
+    bench = Bench(is_recovery=True)
+    bench.handle(AppendRecovered(entry_of(0)))
+    bench.ok(0, "A")
+    effects = bench.machine.handle(AddSucceeded(0, 1, bookie("B")))
+    assert effects == [complete(0, 0)]
+    assert bench.machine.handle(Signal.CALLERS_ANSWERED) == []

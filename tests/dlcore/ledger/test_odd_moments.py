@@ -25,7 +25,7 @@ from dlcore.ledger.metadata import store as store_module
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.writing.appender import LedgerAppender
+from dlcore.ledger.writing.appender import LacPublication
 from tests.fixtures.ledger_cluster import PATHS, Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
 
@@ -70,7 +70,7 @@ def test_a_recovery_that_cannot_write_back_closes_nothing() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
-        with patch.object(LedgerAppender, "_publish", lambda *_: []):
+        with patch.object(LacPublication, "publish", lambda *_: []):
             await write(writer, 5)  # that the last one is confirmed nobody is told
         await writer.abandon()
         stores = {each: each.add_entry for each in cluster.bookies.values()}

@@ -14,7 +14,7 @@ import pytest
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.writing.appender import LedgerAppender
+from dlcore.ledger.writing.appender import LacPublication
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _untold() -> Iterator[None]:
-    with patch.object(LedgerAppender, "_publish", lambda *_: []):
+    with patch.object(LacPublication, "publish", lambda *_: []):
         yield
 
 
