@@ -112,12 +112,12 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def left_some(self) -> bool:
         """Whether the last `take_some` left requests because of a bound of the connection."""
-        return self.session.left_some
+        return self.session.intake.left_some
 
     @property
     def is_distrusted(self) -> bool:
         """Whether many of the client's last requests were of no use."""
-        return self.session.is_distrusted
+        return self.session.trust.is_low
 
     # Calls from the transport
 
@@ -142,9 +142,9 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take received bytes."""
         turns = self._service.turns
-        is_turn = turns.are_free and not self.session.is_distrusted
+        is_turn = turns.are_free and not self.session.trust.is_low
         self._handle(Received(nbytes, self._loop.time(), is_turn))
-        if is_turn and self.session.is_turn_due:
+        if is_turn and self.session.intake.is_turn_due:
             turns.wait(self)
 
     def pause_writing(self) -> None:
@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return False
         self._handle(Signal.TURN)
-        return self.session.is_turn_due
+        return self.session.intake.is_turn_due
 
     def relieve(
         self, *, reads_wait: bool, adds_wait: bool, stall_s: float, held_s_max: float
@@ -264,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
             case Call.TAKE_TURN:
                 self._take_turn()
             case Call.SET_READING:
-                if self._transport is not None and self.session.is_reading:
+                if self._transport is not None and self.session.intake.is_reading:
                     self._transport.resume_reading()
                 elif self._transport is not None:
                     self._transport.pause_reading()
@@ -330,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         landed = self._landed
         landed.append(Outcome(request_ids, payload_bytes, _reported(error)))
         # Writes that end together are one event.  The last one in flight waits for no other.
-        if len(landed) == self.session.in_flight:
+        if len(landed) == self.session.writes.in_flight:
             self._end_landing()
         elif len(landed) == 1:
             self._loop.call_soon(self._end_landing)
@@ -351,7 +351,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(request, ReadEntry):
             await self._share.send(CHUNK_BYTES_MAX, partial(self._read_entry, request))
         elif isinstance(request, ReadLac):
-            self.session.check_fence(is_fence=request.fence)
+            self.session.writes.check_fence(is_fence=request.fence)
             lac = await reads.read_lac(request.ledger_id, fence=request.fence)
             self._handle(MessageRead(Lac(request.request_id, lac)))
         else:
@@ -360,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _read_entry(self, request: ReadEntry, bytes_max: int) -> Chunk:
         request_id, ledger_id, entry_id, fence = request
-        self.session.check_fence(is_fence=fence)
+        self.session.writes.check_fence(is_fence=fence)
         frame = await self._storage.reads.read_entry(
             ledger_id, entry_id, fence=fence, bytes_max=bytes_max
         )
@@ -369,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
     def _send_message(self, message: Chunk | Update) -> bool:
         """Send a message of a read; return whether the client is slow to receive."""
         self._handle(MessageRead(message))
-        return self.session.is_write_paused
+        return self.session.patience.is_stalled
 
     def _on_read(self, request_id: int, task: asyncio.Task[None]) -> None:
         del self._reads[request_id]

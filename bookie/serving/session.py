@@ -25,6 +25,9 @@ Invariants:
   `_STEPS_PER_TURN` steps, so that large reads do not hold up other clients.
 * A client that is silent, or receives nothing, for the time of `Bounds.silence_s` is disconnected.
 
+The session owns the parts that these rules are about: `Intake` (requests, turns, reading), `Trust`,
+`Writes` (in flight, and answers), `SingleReads`, `Streams` and their steps, `Patience` (silence).
+
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.  The wire itself is another machine
 (`BookieEnd`), which this one asks for messages.  The driver (`connection.py`) performs the effects
 and feeds the answers back.
@@ -81,8 +84,6 @@ from dlcore.wire.messages import (
 from dlcore.wire.statuses import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bookie.serving.access import Access
     from dlcore.wire.bookie_end import BookieEnd, BookieEvent
     from dlcore.wire.statuses import Status
@@ -426,14 +427,71 @@ Effect: TypeAlias = (
 )
 
 
-class _Answers:
-    """Answers to writes, and to pings, that are not sent yet."""
+class Trust:
+    """How many requests of the client may be taken at once: few after requests of no use."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: float) -> None:
+        self.level = _TRUST_AT_FIRST
+        self._heard_s = now_s
+
+    @property
+    def is_low(self) -> bool:
+        """Whether many of the client's last requests were of no use."""
+        return self.level <= _DISTRUST
+
+    def heard(self, now_s: float) -> None:
+        """Forgive a client that has sent nothing for a while."""
+        if now_s >= self._heard_s + _FORGIVEN_S:
+            self.level = max(self.level, _TRUST_AT_FIRST)
+        self._heard_s = now_s
+
+    def weigh(self, error: BaseException | None, count: int) -> None:
+        """Trust the client more after requests that succeeded, less after those of no use."""
+        if error is None:
+            if self.level < _TRUST_MAX:
+                self.level *= 2
+        elif isinstance(error, _OF_NO_USE):
+            self.doubt(count)
+
+    def doubt(self, count: int) -> None:
+        """Note requests of no use."""
+        self.level = max(1, self.level >> count)
+
+
+class Writes:
+    """The writes that the storage has not ended yet, and the answers that are not sent yet."""
+
+    def __init__(self, bounds: Bounds, *, is_draining: bool) -> None:
+        self.is_draining = is_draining
+        """Whether writes, and fences, are refused."""
+        self.in_flight = 0
+        """Writes that the storage has not ended yet."""
+        self.is_flush_due = False
+        """Whether `FLUSH` comes."""
+        self.in_flight_bytes = 0
+        self._bounds = bounds
         self._durable: list[int] = []
         self._others: list[Failed | Pong] = []
-        self.is_due = False
-        """Whether `FLUSH` comes."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another write may be given to the storage."""
+        return self.in_flight_bytes < self._bounds.in_flight_share()
+
+    def check_fence(self, *, is_fence: bool) -> None:
+        """Raise `BookieUnavailableError` for a fence during a drain; asked before the storage is.
+
+        A read may have waited since it was taken, for room or for the client.
+        """
+        if is_fence and self.is_draining:
+            raise BookieUnavailableError(_SHUTTING_DOWN)
+
+    def fly(self, count: int, payload_bytes: int) -> None:
+        """Count writes that the storage gets, or, with negative numbers, has ended."""
+        size = payload_bytes + count * _REQUEST_BYTES
+        self.in_flight += count
+        self.in_flight_bytes += size
+        self._bounds.in_flight_bytes += size
 
     def note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
         """Settle requests: all of them are durable, or all failed with `error`."""
@@ -448,7 +506,14 @@ class _Answers:
         """Answer a keep-alive."""
         self._others.append(Pong(token))
 
-    def take(self) -> list[Buffer]:
+    def flush_soon(self) -> list[Effect]:
+        """Send the answers together with others of this iteration of the event loop."""
+        if self.is_flush_due:
+            return []
+        self.is_flush_due = True
+        return [Call.FLUSH_SOON]
+
+    def take_answers(self) -> list[Buffer]:
         """Return the messages to send, and clear them."""
         durable, self._durable = self._durable, []
         others, self._others = self._others, []
@@ -461,7 +526,124 @@ class _Answers:
         return buffers
 
 
-class _Stream:
+class Intake:
+    """The turns in which requests are taken, what they left, and whether more is read."""
+
+    def __init__(self, room: Room) -> None:
+        self.is_reading = True
+        """Whether the connection is read."""
+        self.is_turn_due = False
+        """Whether a turn comes without being asked for again."""
+        self.left_some = False
+        """Whether the last turn left requests because of a bound of this session."""
+        self.rest: deque[Add] = deque()
+        """The parts of messages that turns left; they are taken first."""
+        self._room = room
+        self._is_over = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next payload waits for its memory."""
+        return self._room.is_waiting
+
+    def first_of(self, add: Add, count: int) -> Add:
+        """Return the first `count` adds of a message; the rest is the next request."""
+        first_id, is_recovery, frames = add
+        if len(frames) <= count:
+            return add
+        self.rest.appendleft(Add(first_id + count, is_recovery, frames[count:]))
+        return Add(first_id, is_recovery, frames[:count])
+
+    def ask_for_turn(self) -> list[Effect]:
+        """Ask for a turn, unless one comes."""
+        if self.is_turn_due:
+            return []
+        self.is_turn_due = True
+        return [Call.TAKE_TURN]
+
+    def go_on(self) -> list[Effect]:
+        """Ask for a turn if the connection is not read: one of its bounds may have room now."""
+        return [] if self.is_reading else self.ask_for_turn()
+
+    def start_reading(self) -> list[Effect]:
+        """Read the connection again."""
+        if self.is_reading:
+            return []
+        self.is_reading = True
+        return [Call.SET_READING]
+
+    def stop_reading(self) -> list[Effect]:
+        """Leave what the client sends to TCP; a session that is over throws it away."""
+        if not self.is_reading or self._is_over:
+            return []
+        self.is_reading = False
+        return [Call.SET_READING]
+
+    def close(self) -> None:
+        """Take no request any more."""
+        self._is_over = True
+        self.rest.clear()
+
+
+class SingleReads:
+    """Reads of single entries and of LACs; entries are read a few at a time."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        """The reads without an end."""
+        self._waiting: deque[ReadEntry] = deque()  # those of them that wait for a slot
+        self._slots: set[int] = set()  # reads of entries in progress
+
+    def begin(self, request: ReadLac | ReadHeld | ReadEntry, *, is_stalled: bool) -> list[Effect]:
+        """Begin a read, or queue it."""
+        self.open.add(request.request_id)
+        if not isinstance(request, ReadEntry):
+            return [Read(request)]
+        self._waiting.append(request)
+        return self.go_on(is_stalled=is_stalled)
+
+    def go_on(self, *, is_stalled: bool) -> list[Effect]:
+        """Begin reads that wait for a slot."""
+        effects: list[Effect] = []
+        while self._waiting and len(self._slots) < _STEPS_MAX and not is_stalled:
+            request = self._waiting.popleft()
+            self._slots.add(request.request_id)
+            effects.append(Read(request))
+        return effects
+
+    def end(self, request_id: int) -> None:
+        """A read is over."""
+        self.open.discard(request_id)
+        self._slots.discard(request_id)
+
+    def cancel(self, request_id: int) -> list[Effect]:
+        """Give a read up, if there is one of this number."""
+        waiting = next((each for each in self._waiting if each.request_id == request_id), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+            self.open.remove(request_id)
+            return []
+        return [CancelRead(request_id)] if request_id in self.open else []
+
+    def drop(self) -> list[Effect]:
+        """Give all reads up."""
+        self.open -= {each.request_id for each in self._waiting}
+        self._waiting.clear()
+        return [CancelRead(request_id) for request_id in self.open]
+
+    def validate(self, *, is_over: bool, is_stalled: bool) -> None:
+        """Assert all that holds between two events."""
+        waiting = {each.request_id for each in self._waiting}
+        assert len(waiting) == len(self._waiting)
+        assert waiting | self._slots <= self.open
+        assert not waiting & self._slots
+        assert len(self._slots) <= _STEPS_MAX
+        assert not waiting or is_stalled or (not is_over and len(self._slots) == _STEPS_MAX)
+
+
+class Stream:
+    """A read of many entries, or one that follows a ledger."""
+
     __slots__ = ("has_news", "is_follower", "is_queued", "request", "request_id")
 
     def __init__(self, request: ReadEntries | Follow) -> None:
@@ -472,21 +654,199 @@ class _Stream:
         self.has_news = True
 
 
-class _Steps:
-    """Turns of the streams: which has the next step."""
+class Streams:
+    """The open streams, and whose step is next.  One step at a time begins, and some may wait.
 
-    def __init__(self) -> None:
-        self.queue: deque[_Stream] = deque()
-        self.begun: int | None = None  # the stream whose `Step` has no answer yet
-        self.waiting: set[int] = set()  # streams whose step waits for something
-        self.round = 0  # streams that may begin a step in this round; the others come behind it
-        self.left = _STEPS_PER_TURN  # steps until `BEGIN_STEPS`
-        self.is_due = False  # `BEGIN_STEPS` comes
+    In a round each queued stream has a step, up to the bound of one iteration of the event loop.
+    """
 
-    def clear(self) -> None:
-        """Begin no further step."""
+    def __init__(self, end: BookieEnd, chunk_bytes_max: int) -> None:
+        self.open: dict[int, Stream] = {}
+        self.queue: deque[Stream] = deque()
+        self.begun: int | None = None
+        """The stream whose `Step` has no answer yet."""
+        self.waiting: set[int] = set()
+        """Streams whose step waits for something."""
+        self._end = end
+        self._chunk_bytes_max = chunk_bytes_max
+        self._round = 0  # streams that may begin a step in this round; the others come behind it
+        self._left = _STEPS_PER_TURN  # steps until `BEGIN_STEPS`
+        self._is_due = False  # `BEGIN_STEPS` comes
+
+    def begin(self, request: ReadEntries | Follow) -> list[Effect]:
+        """Open a stream."""
+        stream = self.open[request.request_id] = Stream(request)
+        self.enqueue(stream)
+        chunk_bytes = self._chunk_bytes_max
+        if isinstance(request, ReadEntries):
+            chunk_bytes = min(request.chunk_bytes, chunk_bytes)
+        return [OpenStream(request, chunk_bytes)]
+
+    def close(self, request_id: int) -> list[Effect]:
+        """Close a stream: it has no message any more."""
+        del self.open[request_id]
+        self._end.end(request_id)
+        return [CloseStream(request_id)]
+
+    def credit(self, request_id: int) -> None:
+        """The window of a stream has grown."""
+        stream = self.open.get(request_id)
+        if stream is not None:
+            self.enqueue(stream)
+
+    def news(self, request_id: int) -> None:
+        """The ledger of a stream has more."""
+        stream = self.open.get(request_id)
+        if stream is not None:
+            stream.has_news = True
+            self.enqueue(stream)
+
+    def note_sent(self, message: Lac | Held | Chunk | Update) -> list[Effect]:
+        """Close the stream of which this message is the last, if it is of one."""
+        is_last = isinstance(message, Chunk) and message.is_last
+        return self.close(message.request_id) if is_last and message.request_id in self.open else []
+
+    def enqueue(self, stream: Stream) -> None:
+        """Queue the stream for its next message, if it may have one and its window allows one."""
+        if not stream.is_queued and self._may_go_on(stream):
+            stream.is_queued = True
+            self.queue.append(stream)
+
+    def begin_round(self) -> bool:
+        """Begin a round, unless a step is about to go on with one, or nobody waits."""
+        if self.begun is not None or not self.queue:
+            return False
+        self._round = min(len(self.queue), self._left)
+        return True
+
+    def next_stream(self, *, is_stalled: bool) -> Stream | None:
+        """Take the next stream of the round that may have a step now."""
+        while self._round and self.can_step(is_stalled=is_stalled):
+            self._round -= 1
+            stream = self.queue.popleft()
+            if stream.request_id in self.open:
+                return stream
+        return None
+
+    def step(self, stream: Stream) -> list[Effect]:
+        """Begin a step of the stream."""
+        self._left -= 1
+        self.begun = stream.request_id
+        stream.has_news = False
+        effects: list[Effect] = [Step(stream.request_id)]
+        return effects if self._left > _STEPS_LOW else [*effects, *self.steps_soon()]
+
+    def step_waits(self) -> None:
+        """The step that was begun last waits for something."""
+        assert self.begun is not None
+        self.waiting.add(self.begun)
+
+    def steps_soon(self) -> list[Effect]:
+        """Let more steps begin in the next iteration of the event loop."""
+        if self._is_due:
+            return []
+        self._is_due = True
+        return [Call.STEPS_SOON]
+
+    def begin_steps(self) -> None:
+        """The next iteration has come."""
+        self._left, self._is_due = _STEPS_PER_TURN, False
+
+    def can_step(self, *, is_stalled: bool) -> bool:
+        """Whether a step may begin: not while too many wait, or the client does not receive."""
+        return len(self.waiting) < _STEPS_MAX and not is_stalled
+
+    def drop(self) -> list[Effect]:
+        """Close all streams, and begin no further step."""
+        effects = [effect for request_id in list(self.open) for effect in self.close(request_id)]
         self.queue.clear()
-        self.round = 0
+        self._round = 0
+        return effects
+
+    def _may_go_on(self, stream: Stream) -> bool:
+        return stream.has_news and self._end.window_of(stream.request_id) > 0
+
+    def validate(self, *, is_over: bool, is_stalled: bool) -> None:
+        """Assert all that holds between two events."""
+        assert len(self.waiting) <= _STEPS_MAX
+        assert self._round <= len(self.queue)
+        assert not is_over or not (self.open or self.queue)
+        for stream in self.open.values():
+            assert stream.is_queued or not self._may_go_on(stream)
+        if self.queue and self.begun is None and self.can_step(is_stalled=is_stalled):
+            assert self._is_due
+
+
+class Patience:
+    """How long the session waits for a client that says nothing, or receives nothing."""
+
+    def __init__(self, bounds: Bounds, opened_s: float) -> None:
+        self.stall: tuple[int, float] | None = None
+        """The unsent bytes, and since when, if the client does not receive its answers."""
+        self._keepalive = Keepalive(bounds.silence_s, now_s=opened_s)
+        self._bounds = bounds
+        self._opened_s = opened_s
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the client does not receive its answers."""
+        return self.stall is not None
+
+    def heard(self, now_s: float) -> None:
+        """Note that the client has sent something."""
+        self._keepalive.heard(now_s)
+
+    def late_greeting(self, now_s: float) -> BadRequestError | None:
+        """Return the error of a client that has not said HELLO; None before its time is over."""
+        if now_s < self._opened_s + self._bounds.handshake_s:
+            return None
+        return BadRequestError(f"no HELLO within {self._bounds.handshake_s} s")
+
+    def check(self, unsent_bytes: int, now_s: float, *, is_reading: bool) -> Ping | None:
+        """Return the PING to send now, if any.
+
+        Raises:
+            BookieUnavailableError: the client is silent, or receives nothing.
+        """
+        if not is_reading:
+            self.heard(now_s)  # it may have sent bytes that we do not read now
+        if self.stalled_s(unsent_bytes, now_s) >= self._bounds.silence_s:
+            raise BookieUnavailableError("it receives no answers")
+        return self._keepalive.check(now_s)
+
+    def due_s(self, now_s: float, *, is_greeting: bool) -> float:
+        """Return when to check next."""
+        due_s = self._keepalive.due_s(now_s)
+        if self.stall is not None:
+            due_s = min(due_s, self.stall[1] + self._bounds.silence_s)
+        if is_greeting:
+            due_s = min(due_s, self._opened_s + self._bounds.handshake_s)
+        return max(due_s, now_s + LEAST_S)
+
+    def stalled_s(self, unsent_bytes: int, now_s: float) -> float:
+        """Return the seconds for which the client has received no byte of its waiting answers."""
+        if self.stall is None:
+            return 0.0
+        if unsent_bytes != self.stall[0]:
+            self.stall = (unsent_bytes, now_s)
+        return now_s - self.stall[1]
+
+    def sends_slowly(self, event: Relieve, *, is_reading: bool) -> bool:
+        """Return whether the client is too slow with a large payload."""
+        # If we do not read, the client is not to blame, unless it takes no answers.
+        if not is_reading and self.stall is None:
+            return False
+        quiet_s = self._keepalive.quiet_s(event.now_s)
+        return min(event.held_s, quiet_s) >= event.stall_s or event.held_s >= event.held_s_max
+
+    def relieve(self, event: Relieve, *, is_reading: bool) -> list[Effect]:
+        """Disconnect a client that makes no progress while others wait."""
+        stalled_s = self.stalled_s(event.unsent_bytes, event.now_s)
+        if event.reads_wait and stalled_s >= event.stall_s:
+            return [Abort("it receives nothing, and others wait")]
+        if event.adds_wait and self.sends_slowly(event, is_reading=is_reading):
+            return [Abort("it sends slowly, and others wait")]
+        return []
 
 
 class Session(Machine[SessionState]):
@@ -511,50 +871,13 @@ class Session(Machine[SessionState]):
         # No error, which would refer to the frames that it passed, and so to the session itself.
         self.refusal: tuple[Status, str] | None = None
         """Why the client is refused."""
-        self.is_reading = True
-        """Whether the connection is read."""
-        self.is_draining = is_draining
-        """Whether writes are refused."""
-        self.is_turn_due = False
-        """Whether a turn comes without being asked for again."""
-        self.left_some = False
-        """Whether the last turn left requests because of a bound of this session."""
-        self.in_flight = 0
-        """Writes that the storage has not ended yet."""
+        self.intake = Intake(room)
+        self.trust = Trust(opened_s)
+        self.writes = Writes(bounds, is_draining=is_draining)
+        self.patience = Patience(bounds, opened_s)
         self._end = end
-        self._room = room
-        self._bounds = bounds
-        self._opened_s = opened_s
-        self._keepalive = Keepalive(bounds.silence_s, now_s=opened_s)
-        self._stall: tuple[int, float] | None = None  # unsent bytes and since when, if paused
-        self._in_flight_bytes = 0
-        self._trust = _TRUST_AT_FIRST
-        self._heard_s = opened_s
-        self._rest: deque[Add] = deque()  # what turns left of messages; it is taken first
-        self._answers = _Answers()
-        self._reads: set[int] = set()  # single reads without an end
-        self._entries: deque[ReadEntry] = deque()  # those of them that wait for a slot
-        self._slots: set[int] = set()  # reads of entries in progress
-        self._streams: dict[int, _Stream] = {}
-        self._steps = _Steps()
-
-    @property
-    def is_distrusted(self) -> bool:
-        """Whether many of the client's last requests were of no use."""
-        return self._trust <= _DISTRUST
-
-    @property
-    def is_write_paused(self) -> bool:
-        """Whether the client does not receive its answers."""
-        return self._stall is not None
-
-    def check_fence(self, *, is_fence: bool) -> None:
-        """Raise `BookieUnavailableError` for a fence during a drain; asked before the storage is.
-
-        A read may have waited since it was taken, for room or for the client.
-        """
-        if is_fence and self.is_draining:
-            raise BookieUnavailableError(_SHUTTING_DOWN)
+        self._reads = SingleReads()
+        self._streams = Streams(end, min(bounds.chunk_bytes_max, CHUNK_BYTES_MAX))
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
         """Take one event."""
@@ -564,45 +887,53 @@ class Session(Machine[SessionState]):
                 return self._received(event)
             case Stored():
                 return self._stored(event)
-            case News():
-                return self._news(event.request_id)
-            case MessageRead():
-                return self._message_read(event.message)
+            case News(request_id):
+                self._streams.news(request_id)
+                return self._advance()
+            case MessageRead(message):
+                sent = self._send(self._end.send(message))
+                return [*sent, *self._streams.note_sent(message)]
             case Stepped():
                 return self._stepped(event)
             case Signal.BEGIN_STEPS:
-                self._steps.left, self._steps.is_due = _STEPS_PER_TURN, False
+                self._streams.begin_steps()
                 return self._advance()
             case Signal.FLUSH:
-                self._answers.is_due = False
+                self.writes.is_flush_due = False
                 return self._flush()
             case Signal.TURN:
                 return self._take_requests()
             case RunNotTaken(add):
                 return self._run_not_taken(add)
             case Signal.STEP_WAITS:
-                return self._step_waits()
+                self._streams.step_waits()
+                return self._begin_step()
             case ReadEnded(request_id, error):
                 return self._read_ended(request_id, error)
             case Signal.TURN_WAITS:
-                self.is_turn_due = True
-                return self._stop_reading()
+                self.intake.is_turn_due = True
+                return self.intake.stop_reading()
             case Signal.READ_ON:
-                return self._read_on()
+                return self.intake.go_on()
             case WritePaused(unsent_bytes, now_s):
-                self._stall = (unsent_bytes, now_s)
-                return self._stop_reading()
+                self.patience.stall = (unsent_bytes, now_s)
+                return self.intake.stop_reading()
             case Signal.WRITE_RESUMED:
-                self._stall = None
-                return [*self._start_entries(), *self._advance(), *self._read_on()]
+                self.patience.stall = None
+                entries = self._reads.go_on(is_stalled=False)
+                return [*entries, *self._advance(), *self.intake.go_on()]
             case Tick(unsent_bytes, now_s):
                 return self._tick(unsent_bytes, now_s)
             case Relieve():
-                return self._relieve(event)
+                return self.patience.relieve(event, is_reading=self.intake.is_reading)
             case Signal.DRAIN:
                 return self._drain()
             case Signal.LOST:
-                return self._lost()
+                if self.state is _S.CLOSED:
+                    return []
+                self.patience.stall = None
+                # The storage completes the writes that it has accepted.
+                return [*self._drop_all(_S.CLOSED), Call.NOTE_SETTLED]
             case _:
                 assert_never(event)
 
@@ -611,77 +942,53 @@ class Session(Machine[SessionState]):
     def _received(self, event: Received) -> list[Effect]:
         if self.state in _OVER:
             return []
-        if event.now_s >= self._heard_s + _FORGIVEN_S:
-            self._trust = max(self._trust, _TRUST_AT_FIRST)
-        self._heard_s = event.now_s
-        self._keepalive.heard(event.now_s)
+        self.trust.heard(event.now_s)
+        self.patience.heard(event.now_s)
         self._end.received(event.size_bytes)
-        if event.is_turn and not self.is_turn_due:
+        if event.is_turn and not self.intake.is_turn_due:
             return self._take_requests()
-        return self._ask_for_turn()
-
-    def _ask_for_turn(self) -> list[Effect]:
-        if self.is_turn_due:
-            return []
-        self.is_turn_due = True
-        return [Call.TAKE_TURN]
-
-    def _read_on(self) -> list[Effect]:
-        return [] if self.is_reading else self._ask_for_turn()
+        return self.intake.ask_for_turn()
 
     def _take_requests(self) -> list[Effect]:
         """Take requests up to the bounds; read the connection if none is left."""
-        self.is_turn_due = False
+        intake = self.intake
+        intake.is_turn_due = False
         if self.state in _OVER:
             return []
         effects: list[Effect] = []
-        left = self._trust
+        left = self.trust.level
         try:
             while self._has_room():
                 if left <= 0:
-                    self.is_turn_due = True
+                    intake.is_turn_due = True
                     break
-                event = self._rest.popleft() if self._rest else self._end.next_event()
+                event = intake.rest.popleft() if intake.rest else self._end.next_event()
                 if event is None:
-                    self.left_some = self._room.is_waiting
-                    if self.left_some:
+                    intake.left_some = intake.is_waiting
+                    if intake.left_some:
                         break
-                    if self._steps.queue:
+                    if self._streams.queue:
                         effects += self._advance()
-                    if not self.is_reading:
-                        effects += self._start_reading()
-                    return effects
+                    return effects if intake.is_reading else [*effects, *intake.start_reading()]
                 effects += self._take(event)
                 left -= len(event.frames) if isinstance(event, Add) else 1
             else:
-                self.left_some = True
+                intake.left_some = True
         except DLError as error:
             effects += self._refuse(error)
         # Steps come behind all openings: a step may be over, and begin others, at once.
-        return [*effects, *self._advance(), *self._stop_reading()]
+        return [*effects, *self._advance(), *intake.stop_reading()]
 
     def _has_room(self) -> bool:
-        in_flight, trust = self._in_flight_bytes, self._trust
+        trust, writes, reads = self.trust.level, self.writes, len(self._reads.open)
         return (
             self.state in _TAKING
-            and (trust == _TRUST_MAX or self.in_flight + len(self._reads) < trust)
+            and (trust == _TRUST_MAX or writes.in_flight + reads < trust)
             # First the cheap check, which is True for most connections.
-            and (in_flight < IN_FLIGHT_BYTES_MIN or in_flight < self._bounds.in_flight_share())
-            and self._stall is None
-            and len(self._reads) < _READS_MAX
+            and (writes.in_flight_bytes < IN_FLIGHT_BYTES_MIN or writes.has_room)
+            and self.patience.stall is None
+            and reads < _READS_MAX
         )
-
-    def _start_reading(self) -> list[Effect]:
-        if self.is_reading:
-            return []
-        self.is_reading = True
-        return [Call.SET_READING]
-
-    def _stop_reading(self) -> list[Effect]:
-        if not self.is_reading or self.state in _OVER:
-            return []
-        self.is_reading = False
-        return [Call.SET_READING]
 
     def _take(self, event: BookieEvent) -> list[Effect]:  # noqa: C901 - one case for each kind
         access = self.access
@@ -693,21 +1000,21 @@ class Session(Machine[SessionState]):
             case Add():
                 return self._add(event)
             case WriteLac():
-                if self.is_draining:
+                if self.writes.is_draining:
                     error = BookieUnavailableError(_SHUTTING_DOWN)
                     return self._settle([event.request_id], error)
-                self._fly(1, 0)
+                self.writes.fly(1, 0)
                 return [StoreLac(event)]
             case ReadLac() | ReadHeld() | ReadEntry():
-                return self._read(event)
+                return self._reads.begin(event, is_stalled=self.patience.is_stalled)
             case ReadEntries() | Follow():
                 return self._open_stream(event)
             case Credit(request_id):
-                if request_id in self._streams:
-                    self._enqueue(self._streams[request_id])
+                self._streams.credit(request_id)
                 return []
             case Cancel(request_id):
-                return self._cancel(request_id)
+                is_stream = request_id in self._streams.open
+                return (self._streams.close if is_stream else self._reads.cancel)(request_id)
             case Authorize(token):
                 if access is not None:
                     access.present(token)
@@ -716,9 +1023,9 @@ class Session(Machine[SessionState]):
                 self._become(_S.OPEN)
                 return [Send(self._end.welcome())]
             case Ping(token):
-                self._doubt(1)
-                self._answers.note_alive(token)
-                return self._flush_soon()
+                self.trust.doubt(1)
+                self.writes.note_alive(token)
+                return self.writes.flush_soon()
             case Pong():
                 return []
             case _:
@@ -728,9 +1035,19 @@ class Session(Machine[SessionState]):
         """Answer what the connection has no right to; None if it has the right to all of it."""
         match event:
             case Add() if not access.may_add_all(event):
-                part = self._first_of(event)
+                part = self.intake.first_of(event, self.trust.level)
                 errors = access.judge_adds(part)
-                return self._deny_some(part, errors) if errors else self._add(part)
+                if not errors:
+                    return self._add(part)
+                effects: list[Effect] = [NoteDenial(str(next(iter(errors.values()))))]
+                for number, frame in enumerate(part.frames):
+                    request_id = part.first_request_id + number
+                    effects += (
+                        self._settle([request_id], errors[number])
+                        if number in errors
+                        else self._add(Add(request_id, part.is_recovery, [frame]))
+                    )
+                return effects
             case WriteLac() | ReadLac() | ReadHeld() | ReadEntry() | ReadEntries() | Follow():
                 error = access.judge(event)
                 if error is None:
@@ -740,231 +1057,108 @@ class Session(Machine[SessionState]):
             case _:
                 return None
 
-    def _deny_some(self, add: Add, errors: Mapping[int, DLError]) -> list[Effect]:
-        """Store those adds of a message that have no error."""
-        effects: list[Effect] = [NoteDenial(str(next(iter(errors.values()))))]
-        for number, frame in enumerate(add.frames):
-            request_id = add.first_request_id + number
-            effects += (
-                self._settle([request_id], errors[number])
-                if number in errors
-                else self._add(Add(request_id, add.is_recovery, [frame]))
-            )
-        return effects
-
     # Writes and their answers
 
     def _add(self, add: Add) -> list[Effect]:
         frames = add.frames
-        if self.is_draining:
+        if self.writes.is_draining:
             ids = range(add.first_request_id, add.first_request_id + len(frames))
             return self._settle(ids, BookieUnavailableError(_SHUTTING_DOWN))
         if len(frames) > 1 and isinstance(frames, FrameRun) and not add.is_recovery:
-            self._fly(1, len(frames.payload))
+            self.writes.fly(1, len(frames.payload))
             return [StoreRun(add)]
         return self._store_each(add)
 
     def _store_each(self, add: Add) -> list[Effect]:
-        add = self._first_of(add)
-        self._fly(len(add.frames), sum(map(len, add.frames)))
+        add = self.intake.first_of(add, self.trust.level)
+        self.writes.fly(len(add.frames), sum(map(len, add.frames)))
         return [StoreEach(add)]
-
-    def _first_of(self, add: Add) -> Add:
-        """Return as many adds of a message as the client is trusted with; the rest comes next."""
-        first_id, is_recovery, frames = add
-        count = self._trust
-        if len(frames) <= count:
-            return add
-        self._rest.appendleft(Add(first_id + count, is_recovery, frames[count:]))
-        return Add(first_id, is_recovery, frames[:count])
 
     def _run_not_taken(self, add: Add) -> list[Effect]:
         """Store the entries singly, some in each turn: they cost far more than a run."""
-        self._fly(-1, -len(cast("FrameRun", add.frames).payload))
+        self.writes.fly(-1, -len(cast("FrameRun", add.frames).payload))
         effects = self._store_each(add)
-        if not self._rest:
+        if not self.intake.rest:
             return effects
-        self.is_turn_due = True
-        return [*effects, *self._stop_reading()]
-
-    def _fly(self, count: int, payload_bytes: int) -> None:
-        """Count writes that the storage gets."""
-        size = payload_bytes + count * _REQUEST_BYTES
-        self.in_flight += count
-        self._in_flight_bytes += size
-        self._bounds.in_flight_bytes += size
+        self.intake.is_turn_due = True
+        return [*effects, *self.intake.stop_reading()]
 
     def _stored(self, event: Stored) -> list[Effect]:
+        writes = self.writes
         for outcome in event.outcomes:
-            self._fly(-1, -outcome.payload_bytes)
-            self._weigh(outcome.error, len(outcome.request_ids))
-            self._answers.note(outcome.request_ids, outcome.error)
+            writes.fly(-1, -outcome.payload_bytes)
+            self.trust.weigh(outcome.error, len(outcome.request_ids))
+            writes.note(outcome.request_ids, outcome.error)
         return self._flush()
 
-    def _weigh(self, error: BaseException | None, count: int) -> None:
-        """Trust the client more after requests that succeeded, less after those of no use."""
-        if error is None:
-            if self._trust < _TRUST_MAX:
-                self._trust *= 2
-        elif isinstance(error, _OF_NO_USE):
-            self._doubt(count)
-
-    def _doubt(self, count: int) -> None:
-        self._trust = max(1, self._trust >> count)
-
     def _settle(self, request_ids: Sequence[int], error: BaseException) -> list[Effect]:
-        self._weigh(error, len(request_ids))
-        self._answers.note(request_ids, error)
-        return self._flush_soon()
-
-    def _flush_soon(self) -> list[Effect]:
-        if self._answers.is_due:
-            return []
-        self._answers.is_due = True
-        return [Call.FLUSH_SOON]
+        self.trust.weigh(error, len(request_ids))
+        self.writes.note(request_ids, error)
+        return self.writes.flush_soon()
 
     def _flush(self) -> list[Effect]:
         """Send the answers of settled requests."""
         if self.state in _OVER:
             return []
-        effects = self._send(self._answers.take())
-        if self.is_draining and not self.in_flight:
+        writes = self.writes
+        effects = self._send(writes.take_answers())
+        if writes.is_draining and not writes.in_flight:
             effects.append(Call.NOTE_SETTLED)
         if self.state is _S.REFUSING:
             effects += self._end_if_refused()
-        if not self.is_reading:
-            effects += self._ask_for_turn()
-        return effects
+        return effects if self.intake.is_reading else [*effects, *self.intake.ask_for_turn()]
 
     def _send(self, buffers: list[Buffer]) -> list[Effect]:
         return [Send(buffers)] if buffers and self.state not in _OVER else []
 
-    # Single reads
-
-    def _read(self, request: ReadLac | ReadHeld | ReadEntry) -> list[Effect]:
-        self._reads.add(request.request_id)
-        if not isinstance(request, ReadEntry):
-            return [Read(request)]
-        self._entries.append(request)
-        return self._start_entries()
-
-    def _start_entries(self) -> list[Effect]:
-        """Begin reads of entries, a few at a time, while the client receives."""
-        effects: list[Effect] = []
-        while self._entries and len(self._slots) < _STEPS_MAX and self._stall is None:
-            request = self._entries.popleft()
-            self._slots.add(request.request_id)
-            effects.append(Read(request))
-        return effects
+    # Reads
 
     def _read_ended(self, request_id: int, error: BaseException | None) -> list[Effect]:
-        self._reads.discard(request_id)
-        self._slots.discard(request_id)
+        self._reads.end(request_id)
         if self.state in _OVER:
             return []
         effects: list[Effect] = []
         if error is not None:
             effects = self._settle([request_id], error)
         else:
-            self._weigh(None, 1)
-        if self._entries:
-            effects += self._start_entries()
-        if not self.is_reading:
-            effects += self._ask_for_turn()
-        return effects
-
-    def _message_read(self, message: Lac | Held | Chunk | Update) -> list[Effect]:
-        effects = self._send(self._end.send(message))
-        if isinstance(message, Chunk) and message.is_last and message.request_id in self._streams:
-            effects += self._forget(message.request_id)
-        return effects
-
-    def _cancel(self, request_id: int) -> list[Effect]:
-        if request_id in self._streams:
-            return self._forget(request_id)
-        waiting = next((each for each in self._entries if each.request_id == request_id), None)
-        if waiting is not None:
-            self._entries.remove(waiting)
-            self._reads.remove(request_id)
-            return []
-        return [CancelRead(request_id)] if request_id in self._reads else []
-
-    # Streams
+            self.trust.weigh(None, 1)
+        effects += self._reads.go_on(is_stalled=self.patience.is_stalled)
+        return [*effects, *self.intake.go_on()]
 
     def _open_stream(self, request: ReadEntries | Follow) -> list[Effect]:
         request_id = request.request_id
         error: DLError | None = None
-        if len(self._streams) >= _STREAMS_MAX:
+        if len(self._streams.open) >= _STREAMS_MAX:
             error = BookieOverloadedError(f"a connection has at most {_STREAMS_MAX} open reads")
-        elif isinstance(request, Follow) and self.is_draining:
+        elif isinstance(request, Follow) and self.writes.is_draining:
             error = BookieUnavailableError(_SHUTTING_DOWN)
         if error is not None:
             self._end.end(request_id)
             return self._settle([request_id], error)
-        chunk_bytes = min(self._bounds.chunk_bytes_max, CHUNK_BYTES_MAX)
-        if isinstance(request, ReadEntries):
-            chunk_bytes = min(request.chunk_bytes, chunk_bytes)
-        stream = self._streams[request_id] = _Stream(request)
-        self._enqueue(stream)
-        return [OpenStream(request, chunk_bytes)]
-
-    def _may_go_on(self, stream: _Stream) -> bool:
-        return stream.has_news and self._end.window_of(stream.request_id) > 0
-
-    def _enqueue(self, stream: _Stream) -> None:
-        """Queue the stream for its next message, if it may have one and its window allows one."""
-        if not stream.is_queued and self._may_go_on(stream):
-            stream.is_queued = True
-            self._steps.queue.append(stream)
+        return self._streams.begin(request)
 
     def _advance(self) -> list[Effect]:
-        """Begin a round: a step of each queued stream, up to the bound of one iteration."""
-        steps = self._steps
-        if steps.begun is not None or not steps.queue:
-            return []
-        steps.round = min(len(steps.queue), steps.left)
-        return self._begin_step()
+        """Begin a round of steps."""
+        return self._begin_step() if self._streams.begin_round() else []
 
     def _begin_step(self) -> list[Effect]:
         """Begin one step of the round; the next one comes when this one is over, or waits."""
-        steps = self._steps
-        steps.begun = None
+        streams, is_stalled = self._streams, self.patience.is_stalled
+        streams.begun = None
         effects: list[Effect] = []
-        while steps.round and self._can_step():
-            steps.round -= 1
-            stream = steps.queue.popleft()
-            if stream.request_id not in self._streams:
-                continue
+        while (stream := streams.next_stream(is_stalled=is_stalled)) is not None:
             # A capability may have expired since the stream was opened.
             error = None if self.access is None else self.access.judge(stream.request)
-            if error is not None:
-                effects += [NoteDenial(str(error)), *self._end_stream(stream, error)]
-            else:
-                steps.left -= 1
-                steps.begun = stream.request_id
-                stream.has_news = False
-                effects.append(Step(stream.request_id))
-                return effects if steps.left > _STEPS_LOW else [*effects, *self._steps_soon()]
-        return [*effects, *self._steps_soon()] if steps.queue and self._can_step() else effects
-
-    def _steps_soon(self) -> list[Effect]:
-        if self._steps.is_due:
-            return []
-        self._steps.is_due = True
-        return [Call.STEPS_SOON]
-
-    def _can_step(self) -> bool:
-        return len(self._steps.waiting) < _STEPS_MAX and self._stall is None
-
-    def _step_waits(self) -> list[Effect]:
-        begun = self._steps.begun
-        assert begun is not None
-        self._steps.waiting.add(begun)
-        return self._begin_step()
+            if error is None:
+                return [*effects, *streams.step(stream)]
+            effects += [NoteDenial(str(error)), *self._end_stream(stream, error)]
+        if streams.queue and streams.can_step(is_stalled=is_stalled):
+            effects += streams.steps_soon()
+        return effects
 
     def _stepped(self, event: Stepped) -> list[Effect]:
         request_id = event.request_id
-        steps, stream = self._steps, self._streams.get(request_id)
+        streams, stream = self._streams, self._streams.open.get(event.request_id)
         effects: list[Effect] = []
         if stream is not None:
             stream.is_queued = False
@@ -972,30 +1166,18 @@ class Session(Machine[SessionState]):
             if event.error is not None:
                 effects += self._end_stream(stream, event.error)
             else:
-                self._enqueue(stream)
-        if steps.begun == request_id:
-            steps.begun = None
-            return [*effects, *self._begin_step()] if steps.queue else effects
-        steps.waiting.remove(request_id)
+                streams.enqueue(stream)
+        if streams.begun == request_id:
+            streams.begun = None
+            return [*effects, *self._begin_step()] if streams.queue else effects
+        streams.waiting.remove(request_id)
         return [*effects, *self._advance()]
 
-    def _news(self, request_id: int) -> list[Effect]:
-        stream = self._streams.get(request_id)
-        if stream is None:
-            return []
-        stream.has_news = True
-        self._enqueue(stream)
-        return self._advance()
+    def _end_stream(self, stream: Stream, error: BaseException) -> list[Effect]:
+        request_id = stream.request_id
+        return [*self._streams.close(request_id), *self._settle([request_id], error)]
 
-    def _end_stream(self, stream: _Stream, error: BaseException) -> list[Effect]:
-        return [*self._forget(stream.request_id), *self._settle([stream.request_id], error)]
-
-    def _forget(self, request_id: int) -> list[Effect]:
-        del self._streams[request_id]
-        self._end.end(request_id)
-        return [CloseStream(request_id)]
-
-    # Silence
+    # The end
 
     def _tick(self, unsent_bytes: int, now_s: float) -> list[Effect]:
         """Disconnect a client that is silent; ask one that is quiet for a sign of life."""
@@ -1004,50 +1186,15 @@ class Session(Machine[SessionState]):
         if self.state is _S.REFUSED:
             return [Abort("it was refused, and does not hang up")]
         effects: list[Effect] = []
-        bounds = self._bounds
-        if self.state is _S.GREETING and now_s >= self._opened_s + bounds.handshake_s:
-            effects += self._refuse(BadRequestError(f"no HELLO within {bounds.handshake_s} s"))
-        if not self.is_reading:
-            self._keepalive.heard(now_s)  # it may have sent bytes that we do not read now
-        if self.stalled_s(unsent_bytes, now_s) >= bounds.silence_s:
-            return [*effects, Abort("it receives no answers")]
+        patience = self.patience
+        if self.state is _S.GREETING and (late := patience.late_greeting(now_s)) is not None:
+            effects += self._refuse(late)
         try:
-            ping = self._keepalive.check(now_s)
+            ping = patience.check(unsent_bytes, now_s, is_reading=self.intake.is_reading)
         except BookieUnavailableError as error:
             return [*effects, Abort(str(error))]
-        due_s = self._keepalive.due_s(now_s)
-        if self._stall is not None:
-            due_s = min(due_s, self._stall[1] + bounds.silence_s)
-        if self.state is _S.GREETING:
-            due_s = min(due_s, self._opened_s + bounds.handshake_s)
-        effects.append(TickAt(max(due_s, now_s + LEAST_S)))
+        effects.append(TickAt(patience.due_s(now_s, is_greeting=self.state is _S.GREETING)))
         return effects if ping is None else [*effects, *self._send(self._end.send(ping))]
-
-    def stalled_s(self, unsent_bytes: int, now_s: float) -> float:
-        """Return the seconds for which the client has received no byte of its waiting answers."""
-        if self._stall is None:
-            return 0.0
-        if unsent_bytes != self._stall[0]:
-            self._stall = (unsent_bytes, now_s)
-        return now_s - self._stall[1]
-
-    def sends_slowly(self, event: Relieve) -> bool:
-        """Return whether the client is too slow with a large payload."""
-        # If we do not read, the client is not to blame, unless it takes no answers.
-        if not self.is_reading and self._stall is None:
-            return False
-        quiet_s = self._keepalive.quiet_s(event.now_s)
-        return min(event.held_s, quiet_s) >= event.stall_s or event.held_s >= event.held_s_max
-
-    def _relieve(self, event: Relieve) -> list[Effect]:
-        stalled_s = self.stalled_s(event.unsent_bytes, event.now_s)
-        if event.reads_wait and stalled_s >= event.stall_s:
-            return [Abort("it receives nothing, and others wait")]
-        if event.adds_wait and self.sends_slowly(event):
-            return [Abort("it sends slowly, and others wait")]
-        return []
-
-    # The end
 
     def _refuse(self, error: DLError) -> list[Effect]:
         """End the session with a reason, after the answers to accepted writes."""
@@ -1056,79 +1203,54 @@ class Session(Machine[SessionState]):
         return [NoteRefusal(str(error)), *self._end_if_refused()]
 
     def _end_if_refused(self) -> list[Effect]:
-        if self.state is not _S.REFUSING or self.in_flight or self._answers.is_due:
+        writes = self.writes
+        if self.state is not _S.REFUSING or writes.in_flight or writes.is_flush_due:
             return []
         assert self.refusal is not None
         sent = self._send(self._end.send(Failed(0, *self.refusal)))
-        self._become(_S.REFUSED)
+        dropped = self._drop_all(_S.REFUSED)
         # If we closed with unread bytes, TCP would reset, and the client could miss the reason.
-        return [*self._drop_all(), *sent, *self._start_reading(), Call.END_SENDING]
+        return [*dropped, *sent, *self.intake.start_reading(), Call.END_SENDING]
 
     def _drain(self) -> list[Effect]:
         """Refuse writes from now on, and end the streams that follow a ledger."""
-        self.is_draining = True
+        self.writes.is_draining = True
         effects: list[Effect] = []
-        for stream in list(self._streams.values()):
+        for stream in list(self._streams.open.values()):
             if stream.is_follower:
                 effects += self._end_stream(stream, BookieUnavailableError(_SHUTTING_DOWN))
-        if not self.in_flight and not self._answers.is_due:
+        if not self.writes.in_flight and not self.writes.is_flush_due:
             effects.append(Call.NOTE_SETTLED)
         return effects
 
-    def _lost(self) -> list[Effect]:
-        """Drop everything; the storage completes the writes that it has accepted."""
-        if self.state is _S.CLOSED:
-            return []
-        self._become(_S.CLOSED)
-        self._stall = None
-        return [*self._drop_all(), Call.NOTE_SETTLED]
-
-    def _drop_all(self) -> list[Effect]:
-        """Give reads up: nothing will be sent to the client any more."""
-        effects: list[Effect] = []
-        for request_id in list(self._streams):
-            effects += self._forget(request_id)
-        self._steps.clear()
-        self._rest.clear()
-        self._reads -= {each.request_id for each in self._entries}
-        self._entries.clear()
-        return [*effects, *(CancelRead(request_id) for request_id in self._reads)]
+    def _drop_all(self, state: SessionState) -> list[Effect]:
+        """Give reads up, and what was not taken: nothing will be sent to the client any more."""
+        self._become(state)
+        self.intake.close()
+        return [*self._streams.drop(), *self._reads.drop()]
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        state, steps = self.state, self._steps
-        waiting = {each.request_id for each in self._entries}
-        assert 0 <= self.in_flight * _REQUEST_BYTES <= self._in_flight_bytes
-        assert self._in_flight_bytes <= self._bounds.in_flight_bytes
-        assert 1 <= self._trust <= _TRUST_MAX
-        assert not (self._rest and self.is_reading)
+        state, intake, writes = self.state, self.intake, self.writes
+        is_over, is_stalled = state in _OVER, self.patience.is_stalled
+        assert 0 <= writes.in_flight * _REQUEST_BYTES <= writes.in_flight_bytes
+        assert 1 <= self.trust.level <= _TRUST_MAX
+        assert not (intake.rest and (intake.is_reading or is_over))
         assert (self.refusal is not None) == (state in (_S.REFUSING, _S.REFUSED)) or (
             state is _S.CLOSED
         )
-        assert len(waiting) == len(self._entries)
-        assert waiting | self._slots <= self._reads
-        assert not waiting & self._slots
-        assert max(len(self._slots), len(steps.waiting)) <= _STEPS_MAX
-        assert steps.round <= len(steps.queue)
-        if state in _OVER:
-            assert not self._rest
-            assert not self._streams
-            assert not steps.queue
-            assert not waiting
-            assert state is _S.CLOSED or not self.in_flight
+        self._reads.validate(is_over=is_over, is_stalled=is_stalled)
+        self._streams.validate(is_over=is_over, is_stalled=is_stalled)
+        if is_over:
+            assert state is _S.CLOSED or not writes.in_flight
             return
-        assert not (waiting and len(self._slots) < _STEPS_MAX and self._stall is None)
-        for stream in self._streams.values():
-            assert stream.is_queued or not self._may_go_on(stream)
-        if steps.queue and steps.begun is None and self._can_step():
-            assert steps.is_due
         ends_the_wait = (
-            self.in_flight
-            or self._answers.is_due
-            or self._reads
-            or self._stall is not None
-            or self._room.is_waiting
-            or self.is_turn_due
+            writes.in_flight
+            or writes.is_flush_due
+            or self._reads.open
+            or is_stalled
+            or intake.is_waiting
+            or intake.is_turn_due
         )
-        assert self.is_reading or ends_the_wait
-        assert state is not _S.REFUSING or self.in_flight or self._answers.is_due
+        assert intake.is_reading or ends_the_wait
+        assert state is not _S.REFUSING or writes.in_flight or writes.is_flush_due

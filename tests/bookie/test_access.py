@@ -130,7 +130,7 @@ def test_each_request_needs_its_rights(
     effects = bench.take(request_)
     if needed in rights:
         assert is_done(effects)
-        assert not bench.session._answers.is_due
+        assert not bench.session.writes.is_flush_due
     else:
         assert not is_done(effects)
         assert [each.reason[:11] for each in only(effects, NoteDenial)] == ["no right to"]
@@ -169,6 +169,17 @@ def test_entries_beside_those_of_the_grant_stay_closed(request_: Request | Add) 
     bench.give(of(ALL_RIGHTS, first_entry_id=10, last_entry_id=19))
     assert "no right" in bench.reason(request_)
     assert is_done(bench.take(ReadEntries(2, LEDGER, 10, 19, 1, 1000, WINDOW)))
+
+
+def test_the_part_that_a_turn_takes_is_judged_alone() -> None:
+    """Of a message that is too long for the client's trust, the first part may be allowed."""
+    bench = Restricted()
+    bench.give(of(ALL_RIGHTS, first_entry_id=0, last_entry_id=1))
+    bench.session.trust.level = 2
+    effects = bench.take(adds(*(frame_of(LEDGER, number) for number in range(3))))
+    assert is_done(effects)
+    assert not only(effects, NoteDenial)
+    assert bench.session.intake.rest
 
 
 def test_of_one_message_the_adds_with_a_right_are_stored() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from bookie.serving import service as service_module
 from bookie.serving.receive_budget import ReceiveBudget, ReceiveRoom
-from bookie.serving.session import Relieve, Session
+from bookie.serving.session import Patience, Relieve
 from dlcore.wire.messages import Add, Durable, encode
 from tests.fixtures.aio import until
 from tests.fixtures.raw_wire import RawEnd, raw_connection
@@ -86,7 +86,7 @@ def test_adds_that_have_begun_to_come_are_bounded_over_all_connections(tmp_path:
             await until(lambda: len(budget._waiters) == 4)
             assert budget._held_bytes < 5 * ENTRY_BYTES // 2
             connections = list(served.service.connections)
-            assert sum(not each.session.is_reading for each in connections) == 4
+            assert sum(not each.session.intake.is_reading for each in connections) == 4
             holders = [n for n, each in enumerate(connections) if each._room.held_bytes]
             ends[holders[0]].writer.transport.abort()
             for number, end in enumerate(ends):
@@ -112,7 +112,7 @@ def test_who_stops_in_the_middle_is_given_up_while_others_wait(
     monkeypatch.setattr(service_module, "_STALL_S_MAX", 100.0 if trickles else 0.1)
     monkeypatch.setattr(service_module, "_HELD_S_MAX", 0.4)
     # Readers that stand still hold nothing that adds wait for.
-    monkeypatch.setattr(Session, "stalled_s", lambda *_: 1000.0)
+    monkeypatch.setattr(Patience, "stalled_s", lambda *_: 1000.0)
 
     async def scenario() -> None:
         async with (
@@ -250,7 +250,7 @@ def test_who_is_not_read_for_he_takes_no_answers_sends_slowly_too(tmp_path: Path
             await until(lambda: connection._room.held_bytes > 0)
             assert connection._transport is not None
             connection._transport.pause_reading()
-            connection.session.is_reading = False
+            connection.session.intake.is_reading = False
             assert not sends_slowly(100.0, 0.0)
             connection.pause_writing()
             assert sends_slowly(100.0, 0.0)

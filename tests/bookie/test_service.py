@@ -187,21 +187,21 @@ def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(
             bad = b"x" * 48
             first = 1
             while (
-                connection.session.is_reading
+                connection.session.intake.is_reading
                 or end.writer.transport.get_write_buffer_size() < 2**20
             ):
                 end.send(adds(*[bad] * ADD_FRAMES_MAX, first=first))
                 first += ADD_FRAMES_MAX
                 await asyncio.sleep(0)
-            assert len(connection.session._answers._others) <= 2 * ADD_FRAMES_MAX
+            assert len(connection.session.writes._others) <= 2 * ADD_FRAMES_MAX
             assert connection._transport is not None
             assert connection._transport.get_write_buffer_size() < 2**20
             client = client_of(served)
             await client.add_entry(BOOKIE, frame_of(1, 0))
             await client.aclose()
-            while await end.receive() is not None and not connection.session.is_reading:
+            while await end.receive() is not None and not connection.session.intake.is_reading:
                 pass
-            assert connection.session.is_reading  # whoever takes the answers is heard again
+            assert connection.session.intake.is_reading  # whoever takes the answers is heard again
 
     run(scenario)
 
@@ -302,9 +302,9 @@ def test_many_connections_share_what_is_in_flight(tmp_path: Path, trusting: None
                 end = await stack.enter_async_context(raw_connection(served.address))
                 connection = list(service.connections)[-1]
                 end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))
-                while connection.session.is_reading or connection.waits_for_turn:  # noqa: ASYNC110 - nobody tells
+                while connection.session.intake.is_reading or connection.waits_for_turn:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.001)
-                held.append(connection.session._in_flight_bytes)
+                held.append(connection.session.writes.in_flight_bytes)
             assert service.bounds.in_flight_bytes == sum(held)
             assert held[0] >= bound
             assert sum(held[:5]) <= 5 * bound
@@ -393,7 +393,7 @@ def test_single_entries_wait_for_a_client_that_takes_nothing(tmp_path: Path) -> 
             end.writer.transport.pause_reading()  # type: ignore[attr-defined]
             end.send(*(ReadEntry(number, 1, 0, fence=False) for number in range(1, count + 1)))
             assert connection._transport is not None
-            while not connection.session.is_write_paused:  # noqa: ASYNC110 - nobody tells
+            while not connection.session.patience.is_stalled:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             for _ in range(100):
                 assert connection._transport.get_write_buffer_size() < 5 * size
@@ -446,7 +446,7 @@ def test_small_adds_count_for_the_memory_that_they_take(tmp_path: Path, trusting
             async with raw_connection(served.address) as end:
                 (connection,) = served.service.connections
                 end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))
-                while connection.session.is_reading:  # noqa: ASYNC110 - nobody tells
+                while connection.session.intake.is_reading:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.001)
                 assert 25 < len(taken) <= 32
                 assert not connection.session._has_room()

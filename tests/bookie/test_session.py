@@ -79,7 +79,7 @@ def test_a_client_is_welcomed() -> None:
     effects = bench.take(HELLO)
     assert [type(each) for each in sent(effects)] == [Welcome]
     assert bench.session.state is SessionState.OPEN
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_writes_are_answered_together() -> None:
@@ -144,15 +144,15 @@ def test_a_session_with_too_much_in_flight_is_not_read() -> None:
     effects = bench.take(*(adds(large, first=number) for number in range(1, 5)))
     assert [type(each) for each in effects] == [StoreEach, StoreEach, Call]
     assert effects[-1] is Call.SET_READING
-    assert not bench.session.is_reading
-    assert bench.session.left_some
+    assert not bench.session.intake.is_reading
+    assert bench.session.intake.left_some
     assert bench.handle(Stored([Outcome([1], len(large))]))[-1] is Call.TAKE_TURN
     assert [type(each) for each in bench.handle(Signal.TURN)] == [StoreEach]
     for number in (2, 3):
         assert bench.handle(Stored([Outcome([number], len(large))]))[-1] is Call.TAKE_TURN
         effects = bench.handle(Signal.TURN)
     assert effects == [Call.SET_READING]
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_a_turn_has_an_end() -> None:
@@ -161,12 +161,12 @@ def test_a_turn_has_an_end() -> None:
     effects = bench.take(*(ReadLac(number, 1, fence=False) for number in range(1, 41)))
     assert len(only(effects, Read)) == module._TRUST_MAX
     assert effects[-1] is Call.SET_READING
-    assert bench.session.is_turn_due
+    assert bench.session.intake.is_turn_due
     assert bench.handle(Signal.READ_ON) == []
     effects = bench.handle(Signal.TURN)
     assert len(only(effects, Read)) == 8
     assert effects[-1] is Call.SET_READING
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_a_turn_that_comes_later_stops_the_client() -> None:
@@ -184,7 +184,7 @@ def test_a_session_alone_takes_requests_as_they_come() -> None:
     bench = Bench()
     assert bench.receive(Pong(1), is_turn=True) == []
     assert bench.receive(*[Pong(2)] * 40, is_turn=True) == [Call.SET_READING]
-    assert bench.session.is_turn_due
+    assert bench.session.intake.is_turn_due
     assert bench.receive(Ping(3), is_turn=True) == []
     assert bench.handle(Signal.TURN) == [Call.FLUSH_SOON, Call.SET_READING]
     assert sent(bench.handle(Signal.FLUSH)) == [Pong(3)]
@@ -200,22 +200,22 @@ def test_a_payload_that_waits_for_memory_stops_the_client() -> None:
     bench.end.get_buffer()[:head] = data[:head]
     bench.handle(Received(head, 0.0))
     assert bench.handle(Signal.TURN) == [Call.SET_READING]
-    assert bench.session.left_some
+    assert bench.session.intake.left_some
     bench.room.is_free, bench.room.is_waiting = True, False
     assert bench.session.handle(Signal.READ_ON) == [Call.TAKE_TURN]
     assert bench.handle(Signal.TURN) == [Call.SET_READING]
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_a_drain_refuses_writes_and_followers() -> None:
     """Goal: ranges go on, accepted writes are answered, and then it is settled."""
     bench = Bench()
     bench.take(adds(FRAME), ReadEntries(2, 1, 0, 9, 1, 500, WINDOW), Follow(3, 1, 0, WINDOW))
-    bench.session.check_fence(is_fence=True)
+    bench.session.writes.check_fence(is_fence=True)
     assert bench.handle(Signal.DRAIN) == [CloseStream(3), Call.FLUSH_SOON]
     with pytest.raises(BookieUnavailableError):
-        bench.session.check_fence(is_fence=True)
-    bench.session.check_fence(is_fence=False)
+        bench.session.writes.check_fence(is_fence=True)
+    bench.session.writes.check_fence(is_fence=False)
     requests = (adds(FRAME, FRAME, first=4), WriteLac(6, 1, 0), Follow(7, 1, 0, WINDOW))
     assert bench.take(*requests) == []
     effects = bench.handle(Signal.FLUSH)
@@ -268,7 +268,7 @@ def test_a_client_that_is_refused_with_nothing_in_flight_is_told_at_once() -> No
     effects = bench.take(Durable((1,)))
     assert refusals(effects) == {0: BadRequestError}
     assert effects[-1] is Call.END_SENDING
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_a_refusal_waits_for_answers_that_are_due() -> None:

@@ -178,7 +178,7 @@ class World:
 
     def note_turn(self) -> None:
         """Let the turn come that the session has without asking for it."""
-        if self.session.is_turn_due and Signal.TURN not in self.soon:
+        if self.session.intake.is_turn_due and Signal.TURN not in self.soon:
             self.soon.append(Signal.TURN)
 
     def end_step(self, request_id: int) -> None:
@@ -248,7 +248,7 @@ class World:
         rng, pick = self.rng, self.rng.randrange
         waiting = [each for each in (self.soon, self.writes, self.reads, self.stepping) if each]
         way = rng.choice(waiting) if waiting else None
-        if self.session.is_write_paused and (way is None or rng.random() < 0.2):
+        if self.session.patience.is_stalled and (way is None or rng.random() < 0.2):
             self.handle(Signal.WRITE_RESUMED)
         elif way is self.soon:
             signal = self.soon.pop(pick(len(self.soon)))
@@ -268,7 +268,7 @@ class World:
     def is_waited_for(self) -> bool:
         """Whether something is left to do."""
         waiting = self.soon or self.writes or self.reads or self.stepping
-        return bool(waiting) or self.session.is_write_paused
+        return bool(waiting) or self.session.patience.is_stalled
 
     def live(self) -> None:
         """Let things happen in any order, and then everything that is left."""
@@ -281,7 +281,7 @@ class World:
             chance = rng.random()
             if chance < 0.002:
                 self.handle(rng.choice([Signal.DRAIN, Signal.LOST]))
-            elif chance < 0.5 and self.session.is_reading:
+            elif chance < 0.5 and self.session.intake.is_reading:
                 self.send_something()
             elif chance < 0.6 and self.streams:
                 self.handle(News(rng.choice(list(self.streams))))
@@ -312,7 +312,7 @@ def test_whatever_happens_each_request_has_one_answer() -> None:
         assert world.bench.bounds.in_flight_bytes == 0
         if state is SessionState.OPEN:
             assert world.expected <= world.answers.keys(), seed
-            assert world.session.is_reading, seed
+            assert world.session.intake.is_reading, seed
         elif state is SessionState.REFUSED:
             assert world.answers[0] == 1
             assert not world.streams

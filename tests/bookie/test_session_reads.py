@@ -68,10 +68,10 @@ def test_too_many_reads_stop_the_client() -> None:
     bench = Bench()
     requests = [ReadLac(number, 1, fence=False) for number in range(1, module._READS_MAX + 2)]
     effects = bench.take(*requests)
-    while bench.session.is_turn_due:
+    while bench.session.intake.is_turn_due:
         effects += bench.handle(Signal.TURN)
     assert only(effects, Read) == [Read(each) for each in requests[:-1]]
-    assert not bench.session.is_reading
+    assert not bench.session.intake.is_reading
     assert bench.handle(ReadEnded(1, None)) == [Call.TAKE_TURN]
     assert bench.handle(Signal.TURN)[0] == Read(requests[-1])
 
@@ -98,7 +98,7 @@ def test_a_client_that_does_not_receive_gets_no_entries(is_begun: bool) -> None:
         assert bench.handle(Stepped(1, has_news=True, error=None)) == []
     else:
         assert bench.handle(Signal.BEGIN_STEPS) == []
-    assert bench.session.is_write_paused
+    assert bench.session.patience.is_stalled
     effects = bench.handle(Signal.WRITE_RESUMED)
     assert only(effects, Step) == [Step(1)]
     assert effects[-1] is Call.TAKE_TURN

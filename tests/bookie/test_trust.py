@@ -47,7 +47,7 @@ def distrusted() -> Bench:
     bench = Bench()
     bench.take(*(adds(FRAME, first=number) for number in range(1, 6)))
     bench.handle(Stored([Outcome([number], SMALL, NO) for number in range(1, 6)]))
-    assert bench.session.is_distrusted
+    assert bench.session.trust.is_low
     return bench
 
 
@@ -57,12 +57,12 @@ def test_refused_adds_are_taken_one_by_one() -> None:
     effects = bench.take(*(adds(FRAME, first=number) for number in range(6, 10)))
     assert stored_ids(effects) == [6]
     for number in range(6, 9):
-        assert not bench.session.is_reading
+        assert not bench.session.intake.is_reading
         assert bench.stored(number, error=NO)[-1] is Call.TAKE_TURN
         assert stored_ids(bench.handle(Signal.TURN)) == [number + 1]
     bench.stored(9, error=NO)
     assert bench.handle(Signal.TURN) == [Call.SET_READING]
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_a_new_client_has_few_in_flight_until_the_first_has_succeeded() -> None:
@@ -70,8 +70,8 @@ def test_a_new_client_has_few_in_flight_until_the_first_has_succeeded() -> None:
     bench = Bench(is_new=True)
     effects = bench.take(*(adds(FRAME, first=number) for number in range(1, 101)))
     assert len(stored_ids(effects)) == MOST // 2
-    assert not bench.session.is_distrusted
-    assert not bench.session.is_reading
+    assert not bench.session.trust.is_low
+    assert not bench.session.intake.is_reading
     bench.stored(1)
     for _ in range(3):
         effects += bench.handle(Signal.TURN)
@@ -89,7 +89,7 @@ def test_each_success_doubles_what_is_taken() -> None:
     reads = (ReadLac(number, 1, fence=False) for number in range(6, 100))
     taken = [each.request.request_id for each in only(bench.take(*reads), Read)]
     counts = [len(taken)]
-    while bench.session.is_distrusted and len(counts) < MOST:
+    while bench.session.trust.is_low and len(counts) < MOST:
         bench.handle(ReadEnded(taken.pop(0), None))
         more = [each.request.request_id for each in only(bench.handle(Signal.TURN), Read)]
         taken += more
@@ -107,13 +107,13 @@ def test_signs_of_life_make_turns_small() -> None:
     """A client needs few of them; whoever sends many is served one in a turn."""
     bench = Bench()
     bench.take(*[Ping(1)] * 5)
-    assert bench.session.is_distrusted
+    assert bench.session.trust.is_low
     bench.take(*[Ping(1)] * 2)
     for _ in range(2):
-        assert bench.session.is_turn_due
-        assert not bench.session.is_reading
+        assert bench.session.intake.is_turn_due
+        assert not bench.session.intake.is_reading
         bench.handle(Signal.TURN)
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_who_was_quiet_for_a_while_is_trusted_again() -> None:
@@ -121,9 +121,9 @@ def test_who_was_quiet_for_a_while_is_trusted_again() -> None:
     bench = Bench()
     bench.take(*[Ping(1)] * 5)
     bench.take(Ping(1), now_s=0.9)
-    assert bench.session.is_distrusted
+    assert bench.session.trust.is_low
     bench.handle(Received(0, 1.9))
-    assert not bench.session.is_distrusted
+    assert not bench.session.trust.is_low
 
 
 @pytest.mark.parametrize("is_recovery", [False, True])
@@ -137,9 +137,9 @@ def test_a_long_message_of_single_adds_takes_several_turns(is_recovery: bool) ->
         effects = bench.handle(RunNotTaken(run.add))
     turns = [stored_ids(effects)]
     while len(turns[-1]):
-        assert bench.session.is_turn_due
+        assert bench.session.intake.is_turn_due
         turns.append(stored_ids(bench.handle(Signal.TURN)))
-        if bench.session.is_reading:
+        if bench.session.intake.is_reading:
             break
     assert [len(each) for each in turns] == [MOST, MOST, 4]
     assert [id_ for turn in turns for id_ in turn] == list(range(1, count + 2))
@@ -157,18 +157,18 @@ def test_a_run_that_is_refused_goes_on_one_by_one() -> None:
         assert bench.handle(Signal.TURN) == []
         assert bench.stored(number, error=NO)[-1] is Call.TAKE_TURN
         effects = bench.handle(Signal.TURN)
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
 
 
 def test_a_run_that_is_not_taken_stops_the_client_in_any_case() -> None:
     """Also one that left room in its turn, whose client asked for something useless behind it."""
     bench = Bench()
     (run,) = only(bench.take(adds(*[FRAME] * 16), *[Ping(1)] * 3), StoreRun)
-    assert bench.session.is_reading
+    assert bench.session.intake.is_reading
     effects = bench.handle(RunNotTaken(run.add))
     assert stored_ids(effects) == [1, 2, 3, 4]
     assert effects[-1] is Call.SET_READING
-    assert bench.session.is_turn_due
+    assert bench.session.intake.is_turn_due
 
 
 def test_a_long_message_without_a_right_is_denied_in_parts() -> None:
@@ -180,7 +180,7 @@ def test_a_long_message_without_a_right_is_denied_in_parts() -> None:
     assert len(only(effects, NoteDenial)) == 1
     denied = refusals(bench.handle(Signal.FLUSH))
     assert denied == dict.fromkeys(range(1, 3 + 8), BookieAccessDeniedError)
-    while bench.session.is_turn_due:
+    while bench.session.intake.is_turn_due:
         bench.handle(Signal.TURN)
     assert len(refusals(bench.handle(Signal.FLUSH))) == 40 - 8
 

@@ -14,7 +14,7 @@ from bookie.files import entry_reader as entry_reader_module
 from bookie.files.unsealed import UnsealedFiles
 from bookie.ledger_state import LedgerState
 from bookie.serving.receive_budget import ReceiveRoom
-from bookie.serving.session import Session
+from bookie.serving.session import Patience
 from dlcore.transport.client import _Reading
 from dlcore.wire import digest as digest_module, memory as memory_module
 from dlcore.wire.assembly import Assembly, Frame
@@ -57,7 +57,7 @@ def what_has_begun_to_come_is_in_no_budget() -> Iterator[None]:
 )
 def who_stops_in_the_middle_holds_up_the_others() -> Iterator[None]:
     """A client that is not heard of holds its memory as long as it likes."""
-    with patch.object(Session, "sends_slowly", lambda *_: False):
+    with patch.object(Patience, "sends_slowly", lambda *_, **__: False):
         yield
 
 
