@@ -1,4 +1,4 @@
-"""The options of ``format("dlog")``, one row each: for parsing, and for docs/spark.md.
+"""The options of ``format("dlog")``, one row each: for parsing, and for the pages on Spark.
 
 A row states the uses of an option, so that an option in a wrong place is refused by name.
 """
@@ -91,25 +91,25 @@ OPTIONS = (
         uses=(Use.METADATA,),
         values="`logs`, `segments`, `extents`, `ledgers`, `bookies` or `commits`",
         default="",
-        meaning="Read a table about the system instead of records, see below. `log`, `logs` and "
-        "`logsPattern` choose the logs of the first three; a log that is named and does not exist "
-        "is an error.",
+        meaning="Read a [table about the system](spark-sql.md#tables-about-the-system) instead of "
+        "records. `log`, `logs` and `logsPattern` choose the logs of the first three; a log that "
+        "is named and does not exist is an error.",
     ),
     Option(
         name="columns",
         uses=_READS,
         values="`txid,value`",
         default="all six; of typed logs their own",
-        meaning="The columns to read, in this order. What is left out is neither decompressed nor "
-        "made; with `log` and `sequence_id` alone (of typed logs `_log` and `_sequence_id`) "
-        "tasks read nothing from bookies; planning reads two entries of an open segment.",
+        meaning="The columns to read, in this order. Others are neither decompressed nor made. "
+        "With `log` and `sequence_id` alone (of typed logs `_log` and `_sequence_id`) "
+        "tasks read nothing from bookies, and planning reads two entries of an open segment.",
     ),
     Option(
         name="includeMetadata",
         uses=_READS,
         values="`true` or `false`",
         default="`false`",
-        meaning="Of typed logs: add the columns `_log`, `_dlsn`, `_txid`, `_sequence_id` and "
+        meaning="For typed logs: add the columns `_log`, `_dlsn`, `_txid`, `_sequence_id` and "
         "`_timestamp` to their own, or to those that `columns` names.",
     ),
     Option(
@@ -117,9 +117,9 @@ OPTIONS = (
         uses=_READS,
         values="epoch milliseconds or ISO-8601, UTC unless it says otherwise",
         default="",
-        meaning="Start at the first record that is not older. Of several ways to say where to "
-        "start the one that stands first in this table counts, as in Kafka's source; with a "
-        "checkpoint none of them does.",
+        meaning="Start at the first record that is not older. If several options say where to "
+        "start, the first of them in this table counts, as in Kafka's source. With a checkpoint "
+        "none of them counts.",
     ),
     Option(
         name="startingOffsetsByTimestamp",
@@ -147,7 +147,7 @@ OPTIONS = (
         uses=_READS,
         values="`error` or `latest`",
         default="batch `latest`, stream `error`",
-        meaning="What to do where a log has no record yet that is as new as `startingTimestamp`, "
+        meaning="The behavior if a log has no record yet that is as new as `startingTimestamp`, "
         "`startingOffsetsByTimestamp` or `startingTxid` asks: fail, or start at its end, where a "
         "batch is empty.",
     ),
@@ -156,8 +156,8 @@ OPTIONS = (
         uses=_BATCH_READ,
         values="as `startingTimestamp`",
         default="",
-        meaning="End before the first record that is not older. Of several ways to say where to "
-        "end the first in this table counts.",
+        meaning="End before the first record that is not older. If several options say where to "
+        "end, the first of them in this table counts.",
     ),
     Option(
         name="endingOffsetsByTimestamp",
@@ -187,8 +187,8 @@ OPTIONS = (
         default="`true`",
         meaning="Whether a read fails for records that were truncated or whose log was deleted "
         "before they were read, and a stream for a log of its checkpoint that its options leave "
-        "out. With `false` it goes on with what is there, never twice, and tells how many it "
-        "skipped.",
+        "out. With `false` it goes on with the records that are there, reads none twice, and "
+        "reports how many it skipped.",
     ),
     Option(
         name="maxRecordsPerTrigger",
@@ -229,7 +229,7 @@ OPTIONS = (
         default="`spark:` and an id in the checkpoint",
         meaning="The subscriber for whom the logs keep the query's position, so that "
         "`dlog log lag`, `dlog log subscriptions` and `dlog log truncate --read` know it "
-        "([how far a query is](#how-far-a-query-is-behind)).",
+        "([how far a query is](spark-watch.md#without-spark)).",
     ),
     Option(
         name="minPartitions",

@@ -38,7 +38,8 @@ calls are used.
 MODULES: dict[ModuleType, str] = {
     dlcore.sync: "Namespaces, logs, writers and readers, blocking.",
     dlcore: "The same for asyncio, and values. Names that `dlcore.sync` has, too, are above.",
-    dlspark: 'Calls beside `format("dlog")`, whose options are in [options of Spark](spark.md).',
+    dlspark: 'Calls beside `format("dlog")`, which has options for '
+    "[reads](spark-read.md#options) and [writes](spark-write.md#options).",
     dlcore.testing: "A cluster in memory, for tests; `dlcore.testing.sync` has the same, blocking.",
     dlcore.ops.sandbox: "A cluster of processes on this machine.",
 }

@@ -89,9 +89,9 @@ connections at once, requests of some KiB, and 10 s for each.
 **Client library.** `namespace.get_collector()` is a collector for your own registry of
 `prometheus_client` (extra `metrics`): `REGISTRY.register(namespace.get_collector())`.
 
-**Spark.** The driver exports progress and lag ([`dlspark.ProgressListener`](spark.md)). Executors
-are not scraped: they come and go without a fixed address, and the progress of the query has the
-rows that they read and wrote.
+**Spark.** The driver exports progress and lag ([`dlspark.ProgressListener`](spark-watch.md)).
+Executors are not scraped: they come and go without a fixed address, and the progress of the query
+has the rows that they read and wrote.
 
 Rules are in `deploy/prometheus`, explained in [alerts.md](alerts.md), and dashboards, one for each
 role, in `deploy/grafana`. Buckets of histograms end at {_BOUNDS} seconds.

@@ -1,6 +1,6 @@
-"""The parts of docs/spark.md on options and schemas, made of the tables that the code goes by.
+"""The parts of the pages on Spark about options and schemas, made of the tables in the code.
 
-``python -m tests.spark_document`` writes it anew between its marks; a test compares.
+``python -m tests.spark_document`` writes them anew between their marks; a test compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "spark.md"
+FOLDER = Path(__file__).resolve().parents[1] / "docs"
+DOCUMENTS = [FOLDER / f"spark-{each}.md" for each in ("read", "sql", "write")]
 
 
 def render(text: str) -> str:
@@ -69,4 +70,5 @@ _PARTS: dict[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(render(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    for document in DOCUMENTS:
+        document.write_text(render(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,7 +1,7 @@
 """The pages for users of Spark say what the code does.
 
-Goal: no option without its row, no row without its option.  Method: the tables of docs/spark.md are
-made anew and compared; the names of Kafka's options are looked for in docs/kafka.md.
+Goal: no option without its row, no row without its option.  Method: the tables of the pages on
+Spark are made anew and compared; the names of Kafka's options are looked for in docs/kafka.md.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ import re
 
 from dlcore.base.config import RECORD_SIZE_BYTES_MAX
 from dlspark.option_table import KAFKA_NAMES, KAFKA_ONLY, OPTIONS
-from tests.spark_document import DOCUMENT, render
+from tests.spark_document import DOCUMENTS, FOLDER, render
 
 
 def test_the_tables_are_those_of_the_code() -> None:
     """``python -m tests.spark_document`` writes them."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert render(text) == text
+    texts = [each.read_text(encoding="utf-8") for each in DOCUMENTS]
+    assert [render(each) for each in texts] == texts
+    text = "".join(texts)
+    assert text.count("<!-- made of ") == 4
     rows = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert {option.name for option in OPTIONS} <= rows
 
 
 def test_the_size_of_a_record_is_that_of_the_code() -> None:
     """Of a value, and of a row of a typed log."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert re.findall(r"at most ([0-9,]+) bytes", text) == [f"{RECORD_SIZE_BYTES_MAX:,}"] * 2
+    for page in ("spark-read", "spark-typed"):
+        text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+        assert re.findall(r"at most ([0-9,]+) bytes", text) == [f"{RECORD_SIZE_BYTES_MAX:,}"], page
 
 
 def test_every_name_of_kafkas_source_has_its_row() -> None:
     """And what stands beside it is an option of ours."""
-    text = (DOCUMENT.parent / "kafka.md").read_text(encoding="utf-8")
+    text = (FOLDER / "kafka.md").read_text(encoding="utf-8")
     names = {option.name for option in OPTIONS}
     for name, ours in KAFKA_NAMES.items():
         assert re.search(rf"^\| `{re.escape(name)}` \|", text, re.MULTILINE), name
@@ -40,7 +43,7 @@ def test_every_name_of_kafkas_source_has_its_row() -> None:
 
 def test_errors_in_the_page_on_deploying_are_what_the_code_says() -> None:
     """Spark's own apart, which are known by their capitals or by what they name."""
-    root = DOCUMENT.parents[1]
+    root = FOLDER.parent
     sources = "".join(
         file.read_text(encoding="utf-8")
         for package in ("dlcore", "dlspark")
