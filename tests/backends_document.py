@@ -1,4 +1,4 @@
-"""The table in docs/clients.md of operations that one back end lacks, made of the classes.
+"""The table in docs/clients-dlcore.md of operations that one back end lacks, made of the classes.
 
 ``python -m tests.backends_document`` writes it anew between its marks; a test compares.
 """
@@ -23,7 +23,7 @@ from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.log.writing.writer import DirectWriter
 from tests.fixtures.made_parts import remade
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "clients-dlcore.md"
 
 
 class Concept(NamedTuple):

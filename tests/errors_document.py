@@ -32,8 +32,8 @@ TO_DO = {
     "ConfigurationError": "correct the option, URI or argument that the message names",
     "InvalidLogNameError": "choose a name by the rule in the message",
     "InvalidNamespaceUriError": "write it like `distributedlog://host:2181/path`",
-    "UnsupportedError": "open the other kind of namespace: [clients](clients.md#this-library) says "
-    "what each has",
+    "UnsupportedError": "open the other kind of namespace: [over proxies]"
+    "(clients-dlcore.md#what-each-kind-offers) says what each has",
     "UnknownActionError": "correct the name of the action, or upgrade the proxy",
     "UnauthenticatedError": "get a new token, and look at its issuer, audience and time: "
     "[users](security.md#users)",

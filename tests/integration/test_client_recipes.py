@@ -1,4 +1,4 @@
-"""The recipes of docs/clients.md, run as they stand there: by Arrow's own clients, unmodified."""
+"""The recipes of docs/clients-*.md, run as they stand there: by Arrow's own clients, unmodified."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ def elsewhere(endpoint: str) -> str:
 
 def section(name: str, log: str, *endpoints: str) -> str:
     """Return what the docs say of a language, with addresses and a log that there are."""
-    text = (REPOSITORY / "docs/clients.md").read_text(encoding="utf-8")
-    text = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    text = (REPOSITORY / f"docs/clients-{name.lower()}.md").read_text(encoding="utf-8")
     assert "```" in text
     addresses = ", ".join(f'"{each}"' for each in endpoints)
     text = text.replace('"grpc://127.0.0.1:2185"', addresses).replace('"orders"', json.dumps(log))

@@ -57,14 +57,14 @@ NOT_RUN = {
     "docs/abuse.md, text: make abuse": "takes a quarter of an hour",
     "docs/backup.md, text: dlog metadata export /ba": "loses a cluster; "
     "tests/integration/test_restore.py does so",
-    "docs/clients.md, go: package main": PROVED,
-    "docs/clients.md, sh: go mod init example.com/": PROVED,
-    "docs/clients.md, java: import com.fasterxml.jac": PROVED,
-    'docs/clients.md, xml: <project xmlns="http://m': PROVED,
-    "docs/clients.md, sh: mvn -q compile dependenc": PROVED,
-    "docs/clients.md, rust: use std::{sync::Arc, tim": PROVED,
-    "docs/clients.md, toml: [package]": PROVED,
-    "docs/clients.md, sh: cargo run --quiet": PROVED,
+    "docs/clients-go.md, go: package main": PROVED,
+    "docs/clients-go.md, sh: go mod init example.com/": PROVED,
+    "docs/clients-java.md, java: import com.fasterxml.jac": PROVED,
+    'docs/clients-java.md, xml: <project xmlns="http://m': PROVED,
+    "docs/clients-java.md, sh: mvn -q compile dependenc": PROVED,
+    "docs/clients-rust.md, rust: use std::{sync::Arc, tim": PROVED,
+    "docs/clients-rust.md, toml: [package]": PROVED,
+    "docs/clients-rust.md, sh: cargo run --quiet": PROVED,
     "docs/deploying.md, sh: rm -rf wheel && pip whee": HOSTS,
     "docs/deploying.md, sh: pip wheel . --no-deps -w": HOSTS,
     'docs/deploying.md, sh: names="dlog-bookie-0.dlo': HOSTS,
@@ -207,7 +207,8 @@ def test_nothing_is_left_out_without_a_reason() -> None:
 
 
 EXPECTED: list[tuple[str, int]] = [
-    ("docs/clients.md", 10),
+    ("docs/clients-dlcore.md", 3),
+    ("docs/clients-pyarrow.md", 7),
     ("docs/configuration.md", 1),
     ("docs/deploying.md", 1),
     ("docs/diagnosing.md", 1),
@@ -253,10 +254,14 @@ def test_a_page_runs_as_it_stands(
         SEEN[page](reader, told)
 
 
-def _saw_clients(reader: Reader, told: str) -> None:
+def _saw_pyarrow(reader: Reader, told: str) -> None:
     assert reader.known["table"].num_rows == reader.known["frame"].shape[0] == 1000
     assert "100 b'100'\n" in told  # a range
     assert "[(1000, " in told  # DuckDB
+
+
+def _saw_dlcore(reader: Reader, told: str) -> None:
+    assert reader.known["frame"].shape[0] == 2
     assert "somebody wrote meanwhile" in told
     assert told.count("[b'0', b'1', b'2', b'0', b'1']\n") == 4  # async, over both, twice
 
@@ -281,7 +286,8 @@ def _saw_tables(_: Reader, told: str) -> None:
 
 
 SEEN = {
-    "docs/clients.md": _saw_clients,
+    "docs/clients-dlcore.md": _saw_dlcore,
+    "docs/clients-pyarrow.md": _saw_pyarrow,
     "docs/learn/operator.md": _saw_learn_operator,
     "docs/learn/python.md": _saw_learn_python,
     "docs/proxy.md": _saw_proxy,

@@ -1,4 +1,4 @@
-"""A back end says that it does not offer an operation, and docs/clients.md has the table."""
+"""A back end says that it does not offer an operation, and docs/clients-dlcore.md has the table."""
 
 from __future__ import annotations
 
