@@ -330,7 +330,7 @@ OPTIONS = (
         values="a file on every host",
         default="",
         meaning="With `endpoint`: send the token in this file to the proxies. The file is read "
-        "again before the token expires ([docs/security.md](security.md#users)).",
+        "again before the token expires ([users](access.md#expiry)).",
     ),
     Option(
         name="zkTlsCa",
@@ -367,7 +367,7 @@ OPTIONS = (
         default="",
         meaning="With `uri`: the keys of encrypted logs. Plans have the path only; the file is "
         "read by the driver and by executors "
-        "([docs/security.md](security.md#encryption-at-rest)).",
+        "([encryption](encryption.md)).",
     ),
     Option(
         name="capabilities",
@@ -377,7 +377,7 @@ OPTIONS = (
         meaning="With `uri`: present capabilities to bookies in place of a certificate. Planning "
         "signs one for each partition, to read it and nothing else, for this time: longer than the "
         "read takes. The driver, and tasks that write, must be allowed to read the cluster's keys "
-        "in ZooKeeper; tasks that read need not ([docs/security.md](security.md)).",
+        "in ZooKeeper; tasks that read need not ([capabilities](capabilities.md)).",
     ),
 )
 

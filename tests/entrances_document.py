@@ -28,8 +28,8 @@ Generated from the code by `make docs`.
 
 Every way in which another process can make a server do something. Servers dispatch by these tables,
 so what is not in them cannot be reached. The rights at a proxy are those of
-[the rules of access](security.md#rights), the rights at a bookie those of
-[capabilities](security.md#capabilities). "Cost" is what a caller costs who is not let in.
+[the rules of access](access.md#rights), the rights at a bookie those of
+[capabilities](capabilities.md). "Cost" is what a caller costs who is not let in.
 """
 _OTHERS = """## Beside these
 

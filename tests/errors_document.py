@@ -36,7 +36,7 @@ TO_DO = {
     "(clients-dlcore.md#what-each-kind-offers) says what each has",
     "UnknownActionError": "correct the name of the action, or upgrade the proxy",
     "UnauthenticatedError": "get a new token, and look at its issuer, audience and time: "
-    "[users](security.md#users)",
+    "[users](access.md#users)",
     "AccessDeniedError": "ask for a rule: `dlog acl test` shows what a principal may do, and "
     "`dlog acl allow` gives it the right",
     "AlreadyClosedError": "open the object again; look for who closes it too early",
@@ -70,7 +70,7 @@ TO_DO = {
     "EntryTooLargeError": "write smaller records, or raise the bookie's limit",
     "BadRequestError": "use a version of the client that fits the bookie's",
     "BookieAccessDeniedError": "give the client a certificate, or a newer capability: "
-    "[capabilities](security.md#capabilities)",
+    "[capabilities](capabilities.md)",
     "LedgerError": "see the message, which names the ledger; `dlog ledger show`",
     "LedgerNotFoundError": "it was deleted, mostly because its records were truncated: read from "
     "the log's first position on",
@@ -115,7 +115,7 @@ TO_DO = {
     "WriteCancelledError": "write the record again with a new writer",
     "InvalidEntryError": DATA,
     "EncryptionKeyError": "give this process the file with the key that the message names: "
-    "[encryption](security.md#encryption-at-rest)",
+    "[encryption](encryption.md)",
     "AppendAbortedError": "write the batch again as a new append",
     "DuplicateAppendError": "write to a log in one thread, or to a log of its own in each",
     "AppendSupersededError": "stop this run: a later one has taken its place",

@@ -361,7 +361,7 @@ class Namespace(AsyncClosing):
     async def get_access_rules(self) -> list[str]:
         """Return the rules of access, as texts, in the order in which they were added.
 
-        A rule says what callers of proxies may do: docs/security.md.  Without any they may do
+        A rule says what callers of proxies may do: docs/access.md.  Without any they may do
         everything.  Clients that reach the metadata store and the bookies are bound by none.
 
         Raises: MetadataError; AccessDeniedError: over proxies it needs to manage the namespace.

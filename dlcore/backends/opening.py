@@ -60,7 +60,7 @@ async def open_namespace(
         capabilities: present capabilities to bookies, in place of a certificate; this client signs
             them with the cluster's key, which it must be allowed to read.  Not over proxies.
         encryption_keys: file with the keys that encrypt and decrypt records of encrypted logs, or
-            ``command:…`` that prints them (docs/security.md).  Not over proxies, which have keys
+            ``command:…`` that prints them (docs/encryption.md).  Not over proxies, which have keys
             of their own.
         session_timeout_s: after this long without contact to the metadata store this client loses
             its locks.

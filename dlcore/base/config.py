@@ -354,7 +354,7 @@ class LogConfig(ShownFields):
     smaller is stored uncompressed."""
     encrypted: bool = False
     """Whether records are encrypted before they are sent to bookies, with the keys of
-    `open_namespace(encryption_keys=…)`; a writer without keys is refused (docs/security.md)."""
+    `open_namespace(encryption_keys=…)`; a writer without keys is refused (docs/encryption.md)."""
     lock_enabled: bool = True
     """Whether writers take the log's lock; without it only fencing excludes a second writer."""
     lock_timeout_s: float = 20.0

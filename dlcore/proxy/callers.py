@@ -195,7 +195,7 @@ def _names_in(certificate: dict[str, Any], part: str) -> list[str]:
 
 _EXPECTED = (
     "expected a token as in `authorization: Bearer …`, or as the password of a basic handshake "
-    "(docs/security.md)"
+    "(docs/access.md)"
 )
 
 

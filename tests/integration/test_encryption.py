@@ -150,8 +150,8 @@ def test_bookies_have_no_record_and_upkeep_no_key(
 
 
 def follow_the_page(uri: str, keys: Path) -> None:
-    """Make the file of keys, and the log "clicks", as docs/security.md tells, twice."""
-    _, told = blocks_of("docs/security.md")
+    """Make the file of keys, and the log "clicks", as docs/encryption.md tells, twice."""
+    (told,) = blocks_of("docs/encryption.md")
     lines = (2 * told.text).replace("/etc/dlog/encryption-keys", str(keys))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"DLOG_URI": uri, "PATH": path}

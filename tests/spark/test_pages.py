@@ -37,8 +37,8 @@ OTHER_TESTS = {
     "README.md": "tests/integration/test_readme.py, for it starts a sandbox of its own",
     "docs/operating.md": "tests/deploying/test_secured_hosts.py, on three hosts",
     "docs/replacing-a-disk.md": "tests/integration/test_replacing_a_disk.py, on disks to lose",
-    "docs/security.md": "tests/dlcore/ops/cli/test_secure_sandbox.py, for rules shut others out, "
-    "and tests/integration/test_encryption.py",
+    "docs/access.md": "tests/dlcore/ops/cli/test_secure_sandbox.py, for rules shut others out",
+    "docs/encryption.md": "tests/integration/test_encryption.py, with a file that it chooses",
     "docs/tls.md": "tests/integration/test_tls_page.py, which uses what they make",
     **{
         page: "tests/integration/test_alerts.py, during the fault"

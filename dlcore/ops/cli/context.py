@@ -190,7 +190,7 @@ DLOG_OPTIONS = {
         str,
         None,
         "File with the keys of encrypted logs, or `command:…` that prints them; proxies and direct "
-        "clients of such logs need it (docs/security.md).",
+        "clients of such logs need it (docs/encryption.md).",
     ),
 }
 """Settings of the table [dlog] of the configuration file, and of variables."""

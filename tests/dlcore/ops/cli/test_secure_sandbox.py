@@ -118,7 +118,7 @@ def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path) -> None:
         assert "proxied" in told
         assert "user:alice" in told.splitlines()[-1]
 
-        rules, _ = blocks_of("docs/security.md")
+        (rules,) = blocks_of("docs/access.md")
         for _ in range(2):  # pasted again it does no harm
             told = in_bash(printed, rules.text)
         assert "deny user:bob read log pay/secret" in told
