@@ -24,7 +24,8 @@ the caller. `dlog --json` prints both:
 A proxy sends the number beside gRPC's status ([errors of proxies](proxy-actions.md#errors)).
 
 The message names the value and what would be right; read it before this table. Two other pages
-explain [messages of Spark](deploying.md#errors) and [messages about certificates](tls.md#errors).
+explain [messages of Spark](deploying-spark.md#errors) and
+[messages about certificates](tls.md#errors).
 """
 DATA = "keep all data as it is, make `dlog debug bundle`, and look with `dlog log inspect`"
 TO_DO = {

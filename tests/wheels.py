@@ -1,7 +1,7 @@
 """The machines that dependencies have wheels for: ``python -m tests.wheels`` prints the table.
 
 It asks the package index by pip, which takes minutes, and is no test: it needs a network.
-docs/deploying.md holds what it printed.
+docs/platforms.md holds what it printed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_errors_in_the_page_on_deploying_are_what_the_code_says() -> None:
         for file in sorted((root / package).rglob("*.py"))
     )
     said = re.sub(r'"\s*\n\s*f?"', "", sources)
-    page = (root / "docs" / "deploying.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "deploying-spark.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?`) \|", page.partition("## Errors")[2], re.MULTILINE)
     assert len(rows) > 10
     of_spark = r"[A-Z_]+$|'|No module|MemoryError$|does not support|Data source not found|Python w"

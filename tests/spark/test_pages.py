@@ -210,7 +210,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/clients-dlcore.md", 3),
     ("docs/clients-pyarrow.md", 7),
     ("docs/configuration.md", 1),
-    ("docs/deploying.md", 1),
+    ("docs/deploying-spark.md", 1),
     ("docs/diagnosing.md", 1),
     ("docs/forks.md", 3),
     ("docs/http.md", 1),
