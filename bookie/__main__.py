@@ -15,6 +15,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bookie.disks.port import DiskFullError
 from bookie.server import BookieServer
 from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
 from dlcore.access.zookeeper import ZK_KEYS
@@ -22,7 +23,7 @@ from dlcore.base import event_loop, kept_memory
 from dlcore.base.background import BackgroundTasks, side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
-from dlcore.base.errors import ConfigurationError, DLError
+from dlcore.base.errors import BookieStorageError, ConfigurationError, DLError
 from dlcore.base.log_lines import Process, log_to_stderr, set_log_level
 from dlcore.base.reconfiguring import next_configuration, tell_left
 from dlcore.base.self_report import report_oneself
@@ -166,8 +167,20 @@ async def _run(
         return _refuse(str(refusal))
     except DLError as caught:
         error = caught
-    sys.stderr.write(f"bookie {config.name} failed: {error}\n")
+    sys.stderr.write(f"bookie {config.name} failed: {error}{_advice(error)}\n")
     return EXIT_FAILED
+
+
+def _advice(error: DLError) -> str:
+    if isinstance(error, DiskFullError):
+        return "; to do: free space on the disk, and start the bookie again"
+    if isinstance(error, BookieStorageError):
+        return (
+            "; to do: look for errors of the device in the kernel's log; a disk that failed, or "
+            "has damaged data, is replaced as docs/replacing-a-disk.md says, and auto-recovery "
+            "copies again what it held"
+        )
+    return ""
 
 
 async def _serve(

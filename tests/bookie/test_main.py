@@ -20,9 +20,14 @@ from bookie.__main__ import (
     _run,
     main,
 )
+from bookie.disks.port import DiskFullError
 from bookie.server import BookieServer
 from dlcore.base import kept_memory
-from dlcore.base.errors import BookieStorageError, ConfigurationError
+from dlcore.base.errors import (
+    BookieStorageError,
+    ConfigurationError,
+    MetadataSessionExpiredError,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,11 +160,17 @@ def test_it_says_why_it_failed_or_did_not_start(
             {"config": None, "name": name, "metadata_uri": uri, "data_dir": str(tmp_path)}
         )
 
-    async def fails(_server: BookieServer) -> DLError:
-        return BookieStorageError("made to fail")
+    for error, to_do in (
+        (BookieStorageError("made to fail"), "; to do: look for errors of the device"),
+        (DiskFullError("made to fail"), "; to do: free space"),
+        (MetadataSessionExpiredError("made to fail"), "\n"),
+    ):
 
-    monkeypatch.setattr(BookieServer, "wait_failed", fails)
-    assert asyncio.run(_run(config_of("a"), watch_parent=False)) == EXIT_FAILED
-    assert "bookie a failed: made to fail" in capsys.readouterr().err
+        async def fails(_server: BookieServer, error: DLError = error) -> DLError:
+            return error
+
+        monkeypatch.setattr(BookieServer, "wait_failed", fails)
+        assert asyncio.run(_run(config_of("a"), watch_parent=False)) == EXIT_FAILED
+        assert f"bookie a failed: made to fail{to_do}" in capsys.readouterr().err
     assert asyncio.run(_run(config_of("b"), watch_parent=False)) == EXIT_REFUSED
     assert "bookie refuses to start" in capsys.readouterr().err
