@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
+from dlcore.base.ids import DLSN
+
 if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.log.reading.scan import LogSnapshot
 
@@ -26,12 +27,26 @@ async def place_of(
 
 async def bounds_of(namespace: DirectNamespace, snapshot: LogSnapshot) -> tuple[int, int]:
     """Return the offsets of the first record, and behind the last.  Raises: as `place_of`."""
-    wanted = [snapshot.end] if snapshot.is_empty else [snapshot.end, snapshot.first]
+    first = _first_of_segment(snapshot)
+    is_asked = first is None and not snapshot.is_empty
+    wanted = [snapshot.end, snapshot.first] if is_asked else [snapshot.end]
     last, *firsts = await namespace.find_places([(snapshot, each) for each in wanted])
     end = last.sequence_id
     if not any(each.extents for each in snapshot.segments):
         end = snapshot.next_sequence_id
-    return (firsts[0].sequence_id if firsts else end), end
+    if snapshot.is_empty:
+        return end, end
+    return (firsts[0].sequence_id if first is None else first), end
+
+
+def _first_of_segment(snapshot: LogSnapshot) -> int | None:
+    """Return the offset of the first record, if it begins a segment: then no bookie is asked."""
+    extents = ((segment.lssn, view) for segment in snapshot.segments for view in segment.extents)
+    for lssn, view in extents:
+        # An extent that was cut off in front does not say which record comes first in it now.
+        begins = view.base_entry_id == 0 and snapshot.first == DLSN(lssn, 0, 0)
+        return view.start_sequence_id if begins else None
+    return None
 
 
 class RecentOffsets:

@@ -135,6 +135,10 @@ def test_what_was_truncated_is_out_of_range() -> None:
             await log.truncate(DLSN(1, 2, 0))
             assert await client.offset("a", EARLIEST) == (0, 20, -1)
             assert await client.offset("a", LATEST) == (0, 20, -1)
+            await written(log, 5, 5)
+            for position, first in ((DLSN(2, 0, 0), 20), (DLSN(2, 0, 1), 21), (DLSN(2, 1, 0), 25)):
+                await log.truncate(position)
+                assert await client.offset("a", EARLIEST) == (0, first, -1)
         reader = await asyncio.to_thread(consumer, address, "a", 3)
         try:
             with pytest.raises(AssertionError, match=r"OFFSET_OUT_OF_RANGE|_AUTO_OFFSET_RESET"):
