@@ -90,8 +90,8 @@ def _log_appender(machine: LogAppender[Any]) -> str:
         word
         for word, holds in (
             ("closing", machine._segment is not None and machine._segment.closing is not None),
-            ("overtaken", machine._must_recover),
-            ("in flight", machine._transmitter.has_in_flight),
+            ("overtaken", machine._head.must_recover),
+            ("in flight", machine.transmitter.has_in_flight),
             ("ending", bool(machine._ends)),
         )
         if holds

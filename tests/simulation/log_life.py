@@ -154,12 +154,12 @@ class Life:
                 await self._logs.sleep(rng.expovariate(2.0))
             wanted = config.with_settings(await log.get_settings()).entry_bytes
             deadline = asyncio.get_running_loop().time() + _PATIENCE_S
-            while machine._transmitter.entry_bytes != wanted:
+            while machine.transmitter.entry_bytes != wanted:
                 require(
                     SETTINGS,
                     holds=asyncio.get_running_loop().time() < deadline,
                     message=f"a writer of log {log.name} fills entries with "
-                    f"{machine._transmitter.entry_bytes} bytes, and its settings say {wanted}",
+                    f"{machine.transmitter.entry_bytes} bytes, and its settings say {wanted}",
                 )
                 await asyncio.sleep(0.5)
         finally:

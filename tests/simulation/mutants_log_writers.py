@@ -21,7 +21,7 @@ from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.writing import open_segment, truncation
 from dlcore.log.writing.append import Acknowledge, LogAppender
-from dlcore.log.writing.run import Run
+from dlcore.log.writing.run import OwnExtent, Run
 from dlcore.log.writing.transmit import Transmitter
 from dlcore.metadata.port import ANY_VERSION, Put
 
@@ -41,17 +41,15 @@ def _unguarded(change: Change) -> Change:
 @contextlib.contextmanager
 def extents_miss_the_last_entry() -> Iterator[None]:
     """The extent of a closed ledger ends before the entry that was acknowledged last."""
-    ledger_closed = LogAppender._ledger_closed
+    close = OwnExtent.close
 
-    def short(self: LogAppender[Any], *about: int) -> None:
-        ledger_closed(self, *about)
-        segment = self._segment
-        closing = None if segment is None else segment.closing
-        if segment is not None and closing is not None and closing.entry_count > 1:
-            last = closing.entry_count - 2
-            segment.closing = replace(closing, last_entry_id=last)
+    def short(self: OwnExtent, *about: int) -> None:
+        close(self, *about)
+        closing = self.closing
+        if closing is not None and closing.entry_count > 1:
+            self.closing = replace(closing, last_entry_id=closing.entry_count - 2)
 
-    with patch.object(LogAppender, "_ledger_closed", short):
+    with patch.object(OwnExtent, "close", short):
         yield
 
 
@@ -60,10 +58,10 @@ def positions_are_one_entry_late() -> Iterator[None]:
     """Callers are told the position of the entry that follows theirs."""
     acknowledge = LogAppender._acknowledge
 
-    def late(self: LogAppender[Any]) -> list[Any]:
+    def late(self: LogAppender[Any], count: int) -> list[Any]:
         return [
             with_fields(each, entry_id=each.entry_id + 1)
-            for each in acknowledge(self)
+            for each in acknowledge(self, count)
             if isinstance(each, Acknowledge)
         ]
 

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import msgspec
 
-from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.commits import decide
 from dlcore.log.metadata.nodes import StagedNode
 from dlcore.log.metadata.watching import LogWatch
@@ -17,10 +16,16 @@ from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.upkeep.front import Front
-from dlcore.log.writing.append import CompleteSegment, LogAppender, StartSegment, WriterState
+from dlcore.log.writing.append import (
+    CompleteSegment,
+    LogAppender,
+    RecoverLog,
+    StartSegment,
+    WriterState,
+)
 from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
-from dlcore.log.writing.run import Run
+from dlcore.log.writing.run import OwnExtent, Run
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep import expiry
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata.changes import SegmentLimits
     from dlcore.log.metadata.commits import Decision
     from dlcore.log.metadata.values import (
         CommitRecord,
@@ -73,7 +79,7 @@ def overtaken_starts_do_not_look_at_transaction_ids() -> Iterator[None]:
     """What another appended in between had higher ones."""
 
     def blind(self: LogAppender[Any], closing: Any) -> Any:
-        return self._recovery() or StartSegment(self.at, closing)
+        return RecoverLog(self.at) if self._head.must_recover else StartSegment(self.at, closing)
 
     with patch.object(LogAppender, "_next_start", blind):
         yield
@@ -113,7 +119,7 @@ def a_truncation_takes_the_log_over() -> Iterator[None]:
     """An idle writer takes the open segment that it saw for its own, and starts one beside it."""
 
     def greedy(self: LogAppender[Any], at: VersionedHead) -> list[Any]:
-        self.at = at
+        self._head.at = at
         return []
 
     with patch.object(LogAppender, "_head_changed", greedy):
@@ -123,14 +129,13 @@ def a_truncation_takes_the_log_over() -> Iterator[None]:
 @caught_by(f"{_WRITER}::test_a_seal_keeps_what_another_completed_meanwhile")
 def a_seal_deletes_what_another_completed() -> Iterator[None]:
     """It takes a segment that is not open any more for an empty one."""
-    ledger_closed = LogAppender._ledger_closed
+    close = OwnExtent.close
     apply = OpenSegment._apply
     closed: list[int] = []
 
-    def noting(self: LogAppender[Any], *about: int) -> None:
-        ledger_closed(self, *about)
-        if self._segment is not None:
-            closed.append(self._segment.ledger_id)
+    def noting(self: OwnExtent, *about: int) -> None:
+        close(self, *about)
+        closed.append(self.ledger_id)
 
     async def deleting(self: OpenSegment, step: StartSegment | CompleteSegment) -> Event:
         event = await apply(self, step)
@@ -139,7 +144,7 @@ def a_seal_deletes_what_another_completed() -> Iterator[None]:
         return event
 
     with (
-        patch.object(LogAppender, "_ledger_closed", noting),
+        patch.object(OwnExtent, "close", noting),
         patch.object(OpenSegment, "_apply", deleting),
     ):
         yield
@@ -173,14 +178,11 @@ def only_the_latest_attempt_makes_a_lock() -> Iterator[None]:
 def an_empty_segment_may_be_too_old() -> Iterator[None]:
     """Its ledger is closed without an entry, and no extent can say so."""
 
-    def is_full(self: LogAppender[Any], now_ms: int) -> bool:
-        segment, limits = self._segment, self._limits
-        assert segment is not None
-        assert isinstance(limits, SegmentLimits)
-        age_ms = now_ms - segment.started_ms
-        return limits.is_reached(size_bytes=segment.run.size_bytes, age_ms=age_ms)
+    def is_full(self: OwnExtent, limits: SegmentLimits, *, now_ms: int) -> bool:
+        age_ms = now_ms - self.started_ms
+        return limits.is_reached(size_bytes=self.run.size_bytes, age_ms=age_ms)
 
-    with patch.object(LogAppender, "_is_full", is_full):
+    with patch.object(OwnExtent, "is_full", is_full):
         yield
 
 

@@ -241,9 +241,9 @@ def an_owner_goes_on_below_the_transaction_ids_of_an_append() -> Iterator[None]:
     step_back = LogAppender._step_back
 
     def forgetful(self: LogAppender[Any], at: VersionedHead) -> Any:
-        before = self.last_txid
+        before = self.transmitter.last_txid
         effects = step_back(self, at)
-        self._transmitter.last_txid = before
+        self.transmitter.last_txid = before
         return effects
 
     with patch.object(LogAppender, "_step_back", forgetful):

@@ -47,11 +47,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, assert_never
 
 import msgspec
-from msgspec.structs import replace
 
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -64,25 +62,21 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.machines import Machine, State, Transitions
-from dlcore.base.records import LogRecord
 from dlcore.log.entries.batcher import txid_out_of_order
 from dlcore.log.entries.compression import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
-from dlcore.log.writing.run import OwnExtent, Run
+from dlcore.log.writing.run import OwnExtent
 from dlcore.log.writing.transmit import Transmitter, Unwritten
 from dlcore.wire.digest import BytesLike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import pyarrow as pa
-
     from dlcore.base.config import LogConfig
     from dlcore.log.entries.encryption import EntryEncryptor
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
-    from dlcore.log.typed.rows import TypedRows
-    from dlcore.log.writing.producers import Mark, Producers
+    from dlcore.log.writing.producers import Producers
     from dlcore.log.writing.transmit import Group
 
 _Ticket = TypeVar("_Ticket")
@@ -376,8 +370,6 @@ Effect: TypeAlias = Step | AppendEntry | Acknowledge[_Ticket] | Refuse[_Ticket] 
 _START_ATTEMPTS_MAX = 20
 _ANSWERED_KEPT = 256
 """The number of entries that are remembered of those acknowledged last."""
-_NEARLY_FULL = 0.75
-"""With this share of its size or age a segment will soon be completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,89 +382,105 @@ class _GiveUp:
     error: DLError
 
 
-class LogAppender(Machine[WriterState], Generic[_Ticket]):
-    """The only writer of a log from the head `at` on, which has no open extent.
+class Ends(Generic[_Ticket]):
+    """The ends that callers asked for, in their order, and whether one is a pause."""
 
-    `_Ticket` identifies a caller's record or end in effects.  With `producers`, which are known as
-    of `at`, its entries have stamps of producers.  It then fails if another writer has written to
-    the log, because the producers are not known any more.  An `encryptor` encrypts its entries.
+    def __init__(self) -> None:
+        self._asked: deque[tuple[Ending, _Ticket]] = deque()
+        self.is_aside = False
+        """Whether the writer is paused, or about to be."""
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    @property
+    def first(self) -> Ending:
+        """The next one to do."""
+        return self._asked[0][0]
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the last one is a close."""
+        return bool(self._asked) and self._asked[-1][0] is Ending.CLOSE
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether one of them seals the log."""
+        return any(ending is Ending.SEAL for ending, _ in self._asked)
+
+    def ask(self, ending: Ending, ticket: _Ticket) -> None:
+        """Add one behind the others."""
+        self.is_aside |= ending is Ending.ASIDE
+        self._asked.append((ending, ticket))
+
+    def take(self) -> tuple[Ending, _Ticket]:
+        """Take the next one, which is done."""
+        return self._asked.popleft()
+
+    def clear(self) -> list[_Ticket]:
+        """Give all of them up; return their tickets."""
+        tickets = [ticket for _, ticket in self._asked]
+        self._asked.clear()
+        return tickets
+
+
+class KnownHead:
+    """The head of the log as far as the writer knows it, and the state of the change that is due.
+
+    Args:
+        at: the head.
+        is_stamped: whether the writer must know all producers of the log.
     """
 
-    transitions = TRANSITIONS
+    def __init__(self, at: VersionedHead, *, is_stamped: bool) -> None:
+        self.at = at
+        self.must_recover = False
+        """Whether another writer's segment must be completed before ours can start."""
+        self.attempts = 0
+        """How often the change that is due now was overtaken."""
+        self._is_stamped = is_stamped
 
-    def __init__(
-        self,
-        at: VersionedHead,
-        config: LogConfig,
-        producers: Producers[Any] | None = None,
-        encryptor: EntryEncryptor | None = None,
-    ) -> None:
-        self._at = at
-        self._producers = producers
-        self.state = WriterState.OPENING
-        self.error: DLError | None = None
+    def changed(self, at: VersionedHead) -> None:
+        """Our change was made."""
+        self.at = at
+        self.attempts = 0
+        self.must_recover = False
+
+    def overtaken(self, at: VersionedHead, *, has_segment: bool) -> None:
+        """Our change was refused, and this is the head that another one left."""
+        self.at = at
+        self.attempts += 1
+        self.must_recover = not has_segment and at.head.open_extent is not None
+
+    def recovered(self, at: VersionedHead) -> None:
+        """The segment of the other writer was completed."""
+        self.at = at
+        self.must_recover = False
+
+    def is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
+        """Return whether the producers, or the end of the log, may differ from those we know."""
+        head, known = at.head, self.at.head
+        stamped = known.producers_lssn, known.producers_entries
+        is_same = (head.producers_lssn, head.producers_entries, head.end) == (*stamped, end)
+        return self._is_stamped and not (is_same and head.open_extent is None)
+
+    def taken_over(self, ledger_id: int | None) -> OwnershipAcquireFailedError:
+        """Return the error of a writer that has lost the log."""
+        what = "wrote to it" if ledger_id is None else f"recovered ledger {ledger_id} of this one"
+        return OwnershipAcquireFailedError(f"log {self.at.name!r}: another writer {what}")
+
+
+class Report(Generic[_Ticket]):
+    """The fate of records: positions of those acknowledged, and which others were given up."""
+
+    def __init__(self, transmitter: Transmitter[_Ticket]) -> None:
         self.last_dlsn: DLSN | None = None
-        self._transmitter: Transmitter[_Ticket] = Transmitter(
-            entry_bytes=config.entry_bytes, last_txid=at.head.max_txid, admit=self._admit
-        )
-        self.add_record = self._transmitter.add_record
-        """Accept a record, or raise the error for which it, or any record, cannot follow."""
-        self.configure(config, encryptor)
-        self._segment: OwnExtent | None = None
-        self._durable = 0  # durable entries in flight that are not acknowledged while suspended
-        self._suspended: WriterState | None = None  # the state to resume
-        self._must_recover = False
-        self._attempts = 0  # at the change that is due now
-        self._ends: deque[tuple[Ending, _Ticket]] = deque()
-        self._is_aside = False  # or about to be
-        self._has_step = False  # that is not answered
-        self._lost: Unwritten | None = None  # the records given up
+        """The position of the last acknowledged record."""
+        self._transmitter = transmitter
         # Of the last acknowledged entries: segment, entry, and the sequence id of the first record.
         self._answered: deque[tuple[int, int, int]] = deque(maxlen=_ANSWERED_KEPT)
+        self._lost: Unwritten | None = None  # the records given up
         self._untold: Unwritten | None = None  # those of them whose error no caller has got
-
-    def __repr__(self) -> str:
-        segment = self._segment
-        where = "no segment" if segment is None else f"segment={segment.lssn}"
-        return f"<LogAppender {self.at.name!r} {self.state.name} {where}>"
-
-    @property
-    def at(self) -> VersionedHead:
-        """The head as far as it is known."""
-        return self._at
-
-    @at.setter
-    def at(self, at: VersionedHead) -> None:
-        self._at = at
-        self._transmitter.revoke()
-
-    def configure(self, config: LogConfig, encryptor: EntryEncryptor | None = None) -> None:
-        """Use this configuration from the next entries and segments on."""
-        self._limits = SegmentLimits.of(config)
-        compressor = Compressor(config.compression)
-        self._encode = partial(Run.encode, compressor=compressor, encryptor=encryptor)
-        self._transmitter.limit(
-            bytes_max=config.pending_bytes_max, records_max=config.pending_records_max
-        )
-        self._fails_while_rolling = config.fail_while_rolling
-        self._transmitter.entry_bytes = config.entry_bytes
-
-    # Properties
-
-    @property
-    def last_txid(self) -> int:
-        """The highest transaction id accepted, or found in the log; -1 if there is none."""
-        return self._transmitter.last_txid
-
-    @property
-    def has_room(self) -> bool:
-        """Whether at most a quarter of the limits is pending, and the writer is not paused."""
-        return (not self._is_aside or self.is_over) and self._transmitter.has_room
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether records wait for their entry to be made."""
-        return self._transmitter.queued_bytes > 0
 
     @property
     def unwritten(self) -> Unwritten | None:
@@ -484,6 +492,134 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         """Records accepted and not acknowledged, also if a call has failed because of them."""
         return self._lost or self._transmitter.unacknowledged()
 
+    def sequence_id_of(self, dlsn: DLSN) -> int | None:
+        """Return the sequence id of a record; None if it was not acknowledged here, and lately."""
+        for lssn, entry_id, first in reversed(self._answered):
+            if (lssn, entry_id) == (dlsn.lssn, dlsn.entry_id):
+                return first + dlsn.slot_id
+        return None
+
+    def acknowledged(self, segment: OwnExtent, group: Group[_Ticket]) -> None:
+        """Note that the next entry of our segment is acknowledged, which holds `group`."""
+        entry_id = segment.acknowledged
+        segment.acknowledged += 1
+        self._answered.append((segment.lssn, entry_id, segment.acknowledged_records))
+        segment.acknowledged_records += group.record_count
+        self.last_dlsn = DLSN(segment.lssn, entry_id, group.record_count - 1)
+
+    def given_up(self) -> None:
+        """Keep what is not acknowledged, before it is dropped."""
+        self._lost = self.lost
+        self._untold = self._untold or self._transmitter.unacknowledged()
+
+    def failure_was_told(self) -> None:
+        """Note that a caller got the error: it need not be reported at the end."""
+        self._untold = None
+
+
+class EntryMaker:
+    """The bodies of entries, and the limits of segments, as the configuration says.
+
+    With `producers` the entries have stamps of producers.
+    """
+
+    def __init__(
+        self, producers: Producers[Any] | None, config: LogConfig, encryptor: EntryEncryptor | None
+    ) -> None:
+        self.producers = producers
+        self.configure(config, encryptor)
+
+    def configure(self, config: LogConfig, encryptor: EntryEncryptor | None) -> None:
+        """Use this configuration from the next entry on."""
+        self.limits = SegmentLimits.of(config)
+        self.fails_while_rolling = config.fail_while_rolling
+        self.encryptor = encryptor
+        self._compressor = Compressor(config.compression)
+
+    def body(
+        self, group: Group[Any], segment: OwnExtent, *, now_ms: int, is_last: bool
+    ) -> list[BytesLike]:
+        """Return the parts of the body of the segment's next entry."""
+        run, stamp = segment.run, b""
+        if self.producers is not None:
+            stamp = self.producers.stamp(
+                group.marked,
+                lssn=segment.lssn,
+                entry_id=segment.first_entry_id + run.entry_count,
+                size_bytes=group.size_bytes,
+                now_ms=now_ms,
+                is_first=not run.entry_count,
+                is_last=is_last,
+            )
+        return run.encode(
+            group,
+            now_ms=now_ms,
+            compressor=self._compressor,
+            stamp=stamp,
+            encryptor=self.encryptor,
+        )
+
+
+@dataclass(slots=True)
+class _Suspension:
+    """The lock is lost."""
+
+    resumes: WriterState
+    """The state to go on in."""
+    durable: int = 0
+    """Entries in flight that are durable and not acknowledged."""
+
+
+class LogAppender(Machine[WriterState], Generic[_Ticket]):
+    """The only writer of a log from the head `at` on, which has no open extent.
+
+    `_Ticket` identifies a caller's record or end in effects.  With `producers`, which are known as
+    of `at`, its entries have stamps of producers.  It then fails if another writer has written to
+    the log, because the producers are not known any more.  An `encryptor` encrypts its entries.
+
+    Its parts are the `transmitter` (records until they are acknowledged), the `report`, `KnownHead`
+    (the metadata), `EntryMaker` (bodies, limits), `Ends`, and the extent that it has open.
+    """
+
+    transitions = TRANSITIONS
+
+    def __init__(
+        self,
+        at: VersionedHead,
+        config: LogConfig,
+        producers: Producers[Any] | None = None,
+        encryptor: EntryEncryptor | None = None,
+    ) -> None:
+        self.state = WriterState.OPENING
+        self.error: DLError | None = None
+        self.transmitter: Transmitter[_Ticket] = Transmitter(
+            entry_bytes=config.entry_bytes, last_txid=at.head.max_txid, admit=self._admit
+        )
+        """The queue; it accepts records, or raises the error for which they cannot follow."""
+        self.report = Report(self.transmitter)
+        self._head = KnownHead(at, is_stamped=producers is not None)
+        self._maker = EntryMaker(producers, config, encryptor)
+        self._segment: OwnExtent | None = None
+        self._suspension: _Suspension | None = None
+        self._ends: Ends[_Ticket] = Ends()
+        self._has_step = False  # that is not answered
+        self.configure(config, encryptor)
+
+    def __repr__(self) -> str:
+        segment = self._segment
+        where = "no segment" if segment is None else f"segment={segment.lssn}"
+        return f"<LogAppender {self.at.name!r} {self.state.name} {where}>"
+
+    @property
+    def at(self) -> VersionedHead:
+        """The head as far as it is known."""
+        return self._head.at
+
+    @property
+    def has_room(self) -> bool:
+        """Whether at most a quarter of the limits is pending, and the writer is not paused."""
+        return (not self._ends.is_aside or self.is_over) and self.transmitter.has_room
+
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be sent or acknowledged."""
@@ -492,24 +628,20 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     @property
     def is_closing(self) -> bool:
         """Whether the writer is closed, or a close was requested."""
-        if self._ends:
-            return self._ends[-1][0] is Ending.CLOSE
-        return self.state is WriterState.CLOSED
+        return self._ends.is_closing if self._ends else self.state is WriterState.CLOSED
 
     @property
     def end(self) -> DLSN | None:
         """The position after the last acknowledged record of our segment, if it has one."""
-        segment = self._segment
-        if segment is None or segment.acknowledged == segment.first_entry_id:
-            return None
-        return DLSN(segment.lssn, segment.acknowledged, 0)
+        return None if self._segment is None else self._segment.end
 
-    def sequence_id_of(self, dlsn: DLSN) -> int | None:
-        """Return the sequence id of a record; None if it was not acknowledged here, and lately."""
-        for lssn, entry_id, first in reversed(self._answered):
-            if (lssn, entry_id) == (dlsn.lssn, dlsn.entry_id):
-                return first + dlsn.slot_id
-        return None
+    def configure(self, config: LogConfig, encryptor: EntryEncryptor | None = None) -> None:
+        """Use this configuration from the next entries and segments on."""
+        self._maker.configure(config, encryptor)
+        self.transmitter.limit(
+            bytes_max=config.pending_bytes_max, records_max=config.pending_records_max
+        )
+        self.transmitter.entry_bytes = config.entry_bytes
 
     def is_untouched(self, at: VersionedHead) -> bool:
         """Return whether the log, read as `at`, is as this writer left it."""
@@ -520,44 +652,23 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     # Accepting
 
-    def add_batch(
-        self,
-        batch: pa.RecordBatch | LogRecord,
-        ticket: _Ticket,
-        *,
-        mark: Mark | None = None,
-        whole: bool = False,
-    ) -> None:
-        """Accept a byte log's batch of at least one row as a whole, or raise as `add_record`."""
-        if not isinstance(batch, LogRecord):  # `_admit` does this for single records
-            self._require_writable()
-        self._transmitter.add_batch(batch, ticket, mark=mark, whole=whole)
-
-    def add_rows(
-        self, rows: TypedRows, ticket: _Ticket, *, mark: Mark | None = None, whole: bool = False
-    ) -> None:
-        """Accept at least one row of a typed log as a whole, or raise as `add_record`."""
-        self._require_writable()
-        self._transmitter.add_rows(rows, ticket, mark=mark, whole=whole)
-
     def flush(self, ticket: _Ticket) -> bool:
         """Answer the ticket with the last accepted record; False if that is answered already."""
         self.require_usable()
-        return self._transmitter.add_barrier(ticket)
+        return self.transmitter.add_barrier(ticket)
 
     def end_with(self, ending: Ending, ticket: _Ticket) -> None:
         """Answer the ticket once all records are answered and the ending is done."""
         if ending is not Ending.CLOSE:
             self._require_unsealed()
         self.require_usable()
-        self._is_aside |= ending is Ending.ASIDE
-        self._transmitter.seal()
-        self._ends.append((ending, ticket))
+        self.transmitter.seal()
+        self._ends.ask(ending, ticket)
 
     def require_usable(self) -> None:
         """Raise if the writer has failed or is closed; the failure then counts as reported."""
         if self.error is not None:
-            self.failure_was_told()
+            self.report.failure_was_told()
             raise WriteError(
                 f"the writer of log {self.at.name!r} failed and takes no more records: "
                 f"{type(self.error).__name__}: {self.error}"
@@ -567,42 +678,36 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def _require_unsealed(self) -> None:
         self.require_usable()
-        sealing = any(ending is Ending.SEAL for ending, _ in self._ends)
-        if sealing or self.at.head.sealed:
+        if self._ends.is_sealing or self.at.head.sealed:
             raise EndOfStreamError(f"log {self.at.name!r} is sealed: no record can follow")
-
-    def _require_writable(self) -> None:
-        self._require_unsealed()
-        if self._is_aside:
-            raise LogNotReadyError(
-                f"log {self.at.name!r} takes no record until an atomic append has changed it"
-            )
-        if self._fails_while_rolling and self.state in (WriterState.ROLLING, WriterState.SUSPENDED):
-            state = self.state.name.lower()
-            raise LogNotReadyError(
-                f"log {self.at.name!r} is {state} and takes no record at the moment"
-            )
-        self._transmitter.require_room(self.at.name)
 
     def _admit(self) -> bool:
         """Return whether records may follow at once; raise if none may."""
-        self._require_writable()
-        return not self._fails_while_rolling
-
-    def failure_was_told(self) -> None:
-        """Note that a caller got the error: it need not be reported at the end."""
-        self._untold = None
+        self._require_unsealed()
+        name, fails = self.at.name, self._maker.fails_while_rolling
+        if self._ends.is_aside:
+            raise LogNotReadyError(
+                f"log {name!r} takes no record until an atomic append has changed it"
+            )
+        if fails and self.state in (WriterState.ROLLING, WriterState.SUSPENDED):
+            state = self.state.name.lower()
+            raise LogNotReadyError(f"log {name!r} is {state} and takes no record at the moment")
+        self.transmitter.require_room(name)
+        return not fails
 
     # Events and steps
 
     def handle(self, event: Event) -> list[Effect[_Ticket]]:  # noqa: C901 - one case for each kind
         """Take one event."""
         effects: list[Effect[_Ticket]] = []
-        may_change = False
+        may_change, before = False, self._head.at
         match event:
             # The most frequent ones first, because the cases are tried one after the other.
             case EntryDurable():
-                return self._entry_durable()
+                if self._suspension is None:
+                    return [] if self.is_over else self._acknowledge(1)
+                self._suspension.durable += 1
+                return []
             case HasCapacity():
                 self._has_step = False
                 effects = self._append(event.now_ms)
@@ -611,7 +716,10 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             case MayChange():
                 self._has_step, may_change = False, True
             case LedgerClosed(last_entry_id, size_bytes):
-                self._ledger_closed(last_entry_id, size_bytes)
+                self._has_step = False
+                if not self.is_over:
+                    assert self._segment is not None
+                    self._segment.close(last_entry_id, size_bytes)
             case SegmentStarted(ledger_id, at):
                 self._segment_started(ledger_id, at)
             case Completed(at, _, ends):
@@ -619,7 +727,8 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             case Overtaken(at):
                 effects = self._overtaken(at)
             case Recovered(at):
-                self._recovered(at)
+                self._has_step = False
+                self._head.recovered(at)
             case HeadChanged(at):
                 effects = self._head_changed(at)
             case SteppedBack(at):
@@ -631,9 +740,14 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             case Fail(error):
                 return self._fail(error)
             case Abort(error):
-                return self._abort(error)
+                effects = self._give_up(error)
+                if self.state is not WriterState.CLOSED:
+                    self._become(WriterState.CLOSED)
+                return effects
             case _:
                 assert_never(event)
+        if self._head.at is not before:
+            self.transmitter.revoke()  # the head says whether a record may follow
         return effects + self._advance(event.now_ms, may_change=may_change)
 
     def _advance(self, now_ms: int, *, may_change: bool) -> list[Effect[_Ticket]]:
@@ -655,9 +769,12 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def _decide(self, now_ms: int) -> AwaitCapacity | Change | _Finish | _GiveUp | None:
         if self.state is WriterState.OPEN:
-            if self._transmitter.has_next and not self._is_full(now_ms):
+            has_next, segment = self.transmitter.has_next, self._segment
+            assert segment is not None
+            if has_next and not segment.is_full(self._maker.limits, now_ms=now_ms):
                 return AwaitCapacity()
-            if not (self._transmitter.has_next or self._must_end or self._is_old(now_ms)):
+            is_old = self.transmitter.is_idle and self.old_in_s(now_ms=now_ms) == 0
+            if not (has_next or self._must_end or is_old):
                 return None
             self._become(WriterState.ROLLING)
         if self.state in (WriterState.OPENING, WriterState.ROLLING):
@@ -671,53 +788,35 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         segment = self._segment
         if self.state is not WriterState.OPEN or segment is None or not segment.run.entry_count:
             return None
-        return max(0, segment.started_ms + self._limits.age_max_ms - now_ms) / 1000
-
-    def is_nearly_full(self, *, now_ms: int) -> bool:
-        """Return whether our segment will soon be completed at the present rate."""
-        segment = self._segment
-        return segment is not None and self._limits.is_reached(
-            size_bytes=int(segment.size_bytes / _NEARLY_FULL),
-            age_ms=int((now_ms - segment.started_ms) / _NEARLY_FULL),
-        )
-
-    def _is_old(self, now_ms: int) -> bool:
-        """Return whether the segment has reached its age and no record waits."""
-        return self._transmitter.is_idle and self.old_in_s(now_ms=now_ms) == 0
-
-    def _is_full(self, now_ms: int) -> bool:
-        segment = self._segment
-        assert segment is not None
-        # A segment without an entry is never completed, however long its start took.
-        return segment.run.entry_count > 0 and self._limits.is_reached(
-            size_bytes=segment.size_bytes, age_ms=now_ms - segment.started_ms
-        )
+        return max(0, segment.started_ms + self._maker.limits.age_max_ms - now_ms) / 1000
 
     @property
     def _must_end(self) -> bool:
-        return bool(self._ends) and self._transmitter.is_idle
+        return bool(self._ends) and self.transmitter.is_idle
 
     def _next_change(self) -> Change | _Finish | _GiveUp | None:
         segment = self._segment
         closing = None if segment is None else segment.closing
         if segment is not None and closing is None:
-            return None if self._transmitter.has_in_flight else CloseLedger()
+            return None if self.transmitter.has_in_flight else CloseLedger()
         if not self._must_end:
-            if self._transmitter.has_next:
+            if self.transmitter.has_next:
                 return self._next_start(closing)
             if closing is None:
                 return None
             return CompleteSegment(self.at, closing, seal=False, ends=False)
-        ending, _ = self._ends[0]
+        ending = self._ends.first
         if closing is None and ending is not Ending.SEAL:
             return _Finish()
-        return self._recovery() or CompleteSegment(
+        if self._head.must_recover:
+            return RecoverLog(self.at)
+        return CompleteSegment(
             self.at, closing, seal=ending is Ending.SEAL, stays=ending is Ending.ASIDE
         )
 
     def _next_start(self, closing: Extent | None) -> Change | _GiveUp:
-        first_txid = self._transmitter.next_txid
-        if self._attempts == _START_ATTEMPTS_MAX:
+        first_txid = self.transmitter.next_txid
+        if self._head.attempts == _START_ATTEMPTS_MAX:
             return _GiveUp(
                 WriteError(
                     f"log {self.at.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment "
@@ -727,56 +826,37 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         if first_txid < self.at.head.max_txid:
             # An atomic append was committed between our opening and our first record.
             return _GiveUp(txid_out_of_order(first_txid, self.at.head.max_txid))
+        if self._head.must_recover:
+            return RecoverLog(self.at)
         # A writer that lets others append continues in the segment that they appended to.
-        limits = None if self._producers is None or closing is not None else self._limits
-        return self._recovery() or StartSegment(self.at, closing, limits)
-
-    def _recovery(self) -> RecoverLog | None:
-        return RecoverLog(self.at) if self._must_recover else None
+        continues = self._maker.producers is not None and closing is None
+        return StartSegment(self.at, closing, self._maker.limits if continues else None)
 
     # Answers to steps
 
     def _append(self, now_ms: int) -> list[Effect[_Ticket]]:
         """Make the next entry, unless it does not belong in the segment any more."""
-        if self.state is not WriterState.OPEN or self._is_full(now_ms):
+        segment, limits = self._segment, self._maker.limits
+        is_open = self.state is WriterState.OPEN
+        if segment is None or not is_open or segment.is_full(limits, now_ms=now_ms):
             return []
-        assert self._segment is not None
-        group, run, stamp = self._transmitter.next_group(), self._segment.run, b""
-        if self._producers is not None:
-            stamp = self._producers.stamp(
-                group.marked,
-                lssn=self._segment.lssn,
-                entry_id=self._segment.first_entry_id + run.entry_count,
-                size_bytes=group.size_bytes,
-                now_ms=now_ms,
-                is_first=not run.entry_count,
-                is_last=self.is_closing and not self._transmitter.has_sealed,
-            )
-        body = self._encode(run, group, now_ms=now_ms, stamp=stamp)
-        return [AppendEntry(body, self.is_nearly_full(now_ms=now_ms))]
-
-    def _ledger_closed(self, last_entry_id: int, size_bytes: int) -> None:
-        """Take over the end of the segment's ledger."""
-        self._has_step = False
-        if self.is_over:
-            return
-        segment = self._segment
-        assert segment is not None
-        closing = segment.run.extent(segment.ledger_id)
-        end = segment.first_entry_id + last_entry_id + 1
-        assert (last_entry_id, end) == (closing.last_entry_id, segment.acknowledged)
-        segment.closing = replace(closing, size_bytes=size_bytes)
+        group = self.transmitter.next_group()
+        is_last = self.is_closing and not self.transmitter.has_sealed
+        body = self._maker.body(group, segment, now_ms=now_ms, is_last=is_last)
+        return [AppendEntry(body, segment.is_nearly_full(limits, now_ms=now_ms))]
 
     def _segment_started(self, ledger_id: int, at: VersionedHead) -> None:
         """Continue in the segment that the head `at` opens over this ledger."""
+        self._has_step = False
         self._segment = OwnExtent.opened(ledger_id, at.head)
-        self._change_made(at)
+        self._head.changed(at)
         self._go_to(WriterState.OPEN)
 
     def _completed(self, at: VersionedHead, *, ends: bool) -> list[Effect[_Ticket]]:
         """Take over the head after a step that completed our segment."""
+        self._has_step = False
         self._segment = None
-        self._change_made(at)
+        self._head.changed(at)
         if ends:
             return self._end()
         self._go_to(WriterState.OPENING)
@@ -785,17 +865,17 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     def _end(self) -> list[Effect[_Ticket]]:
         if self.is_over:
             return []
-        ending, ticket = self._ends.popleft()
+        ending, ticket = self._ends.take()
         self._go_to(STATE_AFTER[ending])
         return [Ended(ticket)]
 
     def _step_back(self, at: VersionedHead) -> list[Effect[_Ticket]]:
         """Continue from the head that was read after the others' turn."""
-        self._is_aside = False
+        self._ends.is_aside = False
         if self.is_over:
             return []
         assert self._segment is None
-        self._transmitter.last_txid = max(self.last_txid, at.head.max_txid)
+        self.transmitter.last_txid = max(self.transmitter.last_txid, at.head.max_txid)
         return self._head_changed(at)
 
     def _overtaken(self, at: VersionedHead) -> list[Effect[_Ticket]]:
@@ -806,31 +886,17 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             # The client that completed our segment read the same ledger to its end.
             assert segment.closing is not None
             if at.head.end != (segment.lssn, segment.acknowledged):
-                return self._fail(self._taken_over(segment.ledger_id))
+                return self._fail(self._head.taken_over(segment.ledger_id))
             self._segment = None
             self._go_to(WriterState.OPENING)
-        elif segment is None and self._is_stale(at, end=self.at.head.end):
-            return self._fail(self._taken_over(None))
-        self.at = at
-        self._attempts += 1
-        self._must_recover = self._segment is None and at.head.open_extent is not None
+        elif segment is None and self._head.is_stale(at, end=self.at.head.end):
+            return self._fail(self._head.taken_over(None))
+        self._head.overtaken(at, has_segment=self._segment is not None)
         return []
 
-    def _recovered(self, at: VersionedHead) -> None:
-        """Continue from the head after its open extent was completed."""
-        self._has_step = False
-        self.at = at
-        self._must_recover = False
-
-    def _change_made(self, at: VersionedHead) -> None:
-        self._has_step = False
-        self.at = at
-        self._attempts = 0
-        self._must_recover = False
-
     def _go_to(self, state: WriterState) -> None:
-        if self.state is WriterState.SUSPENDED:
-            self._suspended = state
+        if self._suspension is not None:
+            self._suspension.resumes = state
         elif not self.is_over and state is not self.state:
             self._become(state)
 
@@ -840,55 +906,43 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         """Take over the head that others left, unless another writer has taken over."""
         segment = self._segment
         if segment is None:
-            if self._is_stale(at, end=at.head.end):
-                return self._fail(self._taken_over(None))
+            if self._head.is_stale(at, end=at.head.end):
+                return self._fail(self._head.taken_over(None))
             # An open segment is another writer's.  With the old head our next change will fail, and
             # only then is the log taken over.
             if at.head.open_extent is None:
-                self.at = at
+                self._head.at = at
             return []
         if not at.is_open_over(segment.ledger_id):
-            return self._fail(self._taken_over(segment.ledger_id))
-        self.at = at
+            return self._fail(self._head.taken_over(segment.ledger_id))
+        self._head.at = at
         return []
 
-    def _entry_durable(self) -> list[Effect[_Ticket]]:
-        """Acknowledge the oldest entry in flight, unless ownership is lost."""
-        if self.is_over:
-            return []
-        self._durable += 1
-        return [] if self.state is WriterState.SUSPENDED else self._acknowledge()
-
-    def _acknowledge(self) -> list[Effect[_Ticket]]:
+    def _acknowledge(self, count: int) -> list[Effect[_Ticket]]:
+        """Acknowledge the oldest entries in flight."""
         effects: list[Effect[_Ticket]] = []
         segment = self._segment
-        for _ in range(self._durable):
+        for _ in range(count):
             assert segment is not None
-            group = self._transmitter.acknowledged()
-            entry_id = segment.acknowledged
-            segment.acknowledged += 1
-            self._answered.append((segment.lssn, entry_id, segment.acknowledged_records))
-            segment.acknowledged_records += group.record_count
-            self.last_dlsn = DLSN(segment.lssn, entry_id, group.record_count - 1)
+            group, entry_id = self.transmitter.acknowledged(), segment.acknowledged
+            self.report.acknowledged(segment, group)
             effects.append(Acknowledge(segment.lssn, entry_id, group.slots, group.tickets))
-        self._durable = 0
         return effects
 
     def _suspend(self) -> list[Effect[_Ticket]]:
         """Acknowledge nothing until ownership is regained."""
-        if not self.is_over and self.state is not WriterState.SUSPENDED:
-            self._suspended = self.state
+        if not self.is_over and self._suspension is None:
+            self._suspension = _Suspension(self.state)
             self._become(WriterState.SUSPENDED)
         return []
 
     def _resume(self) -> list[Effect[_Ticket]]:
         """Note that ownership is regained: acknowledge durable entries, and go on."""
-        if self.state is not WriterState.SUSPENDED:
+        suspension, self._suspension = self._suspension, None
+        if suspension is None:
             return []
-        assert self._suspended is not None
-        self._become(self._suspended)
-        self._suspended = None
-        return self._acknowledge()
+        self._become(suspension.resumes)
+        return self._acknowledge(suspension.durable)
 
     def _fail(self, error: DLError) -> list[Effect[_Ticket]]:
         """End for good with the first failure; later ones are ignored."""
@@ -898,23 +952,15 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         self._become(WriterState.FAILED)
         return self._give_up(error)
 
-    def _abort(self, error: DLError) -> list[Effect[_Ticket]]:
-        """Close at once; unanswered calls fail with `error`."""
-        effects = self._give_up(error)
-        if self.state is not WriterState.CLOSED:
-            self._become(WriterState.CLOSED)
-        return effects
-
     def _give_up(self, error: DLError) -> list[Effect[_Ticket]]:
-        self._lost = self.lost
-        self._untold = self._untold or self._transmitter.unacknowledged()
-        in_flight, queued = self._transmitter.drain()
+        self._suspension = None
+        self.report.given_up()
+        in_flight, queued = self.transmitter.drain()
         if not in_flight:
             in_flight, queued = queued[:1], queued[1:]  # the group that could not be sent
         cancelled = WriteCancelledError(f"never sent, an earlier write failed: {error}")
         cancelled.__cause__ = error
-        ends = [ticket for _, ticket in self._ends]
-        self._ends.clear()
+        ends = self._ends.clear()
         failed, never_sent = _tickets_of(in_flight), _tickets_of(queued)
         if queued and queued[0].goes_on:
             failed.append(never_sent.pop(0))  # its batch's first rows may be in the log
@@ -923,25 +969,16 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        state, segment = self.state, self._segment
-        assert (self._suspended is not None) == (state is WriterState.SUSPENDED) or self.is_over
-        assert self._suspended not in (WriterState.SUSPENDED, WriterState.FAILED)
+        state, segment, suspension = self.state, self._segment, self._suspension
+        assert (suspension is not None) == (state is WriterState.SUSPENDED)
+        assert suspension is None or suspension.resumes not in (
+            WriterState.SUSPENDED,
+            WriterState.FAILED,
+        )
         assert (self.error is not None) or state is not WriterState.FAILED
         assert state is not WriterState.OPEN or (segment is not None and segment.closing is None)
         assert state not in (WriterState.OPENING, WriterState.SEALED) or segment is None
-        assert not self._durable or state is WriterState.SUSPENDED or self.is_over
         assert not (self._ends and self.is_over)
-
-    def _is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
-        """Return whether the producers, or the end of the log, may differ from those we know."""
-        head, known = at.head, self.at.head
-        stamped = known.producers_lssn, known.producers_entries
-        is_same = (head.producers_lssn, head.producers_entries, head.end) == (*stamped, end)
-        return self._producers is not None and not (is_same and head.open_extent is None)
-
-    def _taken_over(self, ledger_id: int | None) -> OwnershipAcquireFailedError:
-        what = "wrote to it" if ledger_id is None else f"recovered ledger {ledger_id} of this one"
-        return OwnershipAcquireFailedError(f"log {self.at.name!r}: another writer {what}")
 
 
 def _tickets_of(groups: Iterable[Group[_Ticket]]) -> list[_Ticket]:

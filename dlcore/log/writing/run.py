@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.body import encode_entry, encode_entry_header
 from dlcore.log.entries.plain_records import plain_format
 from dlcore.log.metadata.segment import Extent
@@ -12,9 +15,13 @@ from dlcore.log.metadata.segment import Extent
 if TYPE_CHECKING:
     from dlcore.log.entries.compression import Compressor
     from dlcore.log.entries.encryption import EntryEncryptor
+    from dlcore.log.metadata.changes import SegmentLimits
     from dlcore.log.metadata.values import LogHead
     from dlcore.log.writing.transmit import Group
     from dlcore.wire.digest import BytesLike
+
+_NEARLY_FULL = 0.75
+"""With this share of its size or age a segment will soon be completed."""
 
 
 class Run:
@@ -144,3 +151,33 @@ class OwnExtent:
     def size_bytes(self) -> int:
         """Bytes of its segment."""
         return self.bytes_before + self.run.size_bytes
+
+    @property
+    def end(self) -> DLSN | None:
+        """The position after its last acknowledged record, if there is one."""
+        if self.acknowledged == self.first_entry_id:
+            return None
+        return DLSN(self.lssn, self.acknowledged, 0)
+
+    def is_full(self, limits: SegmentLimits, *, now_ms: int) -> bool:
+        """Return whether the segment must be completed before another entry.
+
+        One without an entry is never completed, however long its start took.
+        """
+        return self.run.entry_count > 0 and limits.is_reached(
+            size_bytes=self.size_bytes, age_ms=now_ms - self.started_ms
+        )
+
+    def is_nearly_full(self, limits: SegmentLimits, *, now_ms: int) -> bool:
+        """Return whether the segment will soon be completed at the present rate."""
+        return limits.is_reached(
+            size_bytes=int(self.size_bytes / _NEARLY_FULL),
+            age_ms=int((now_ms - self.started_ms) / _NEARLY_FULL),
+        )
+
+    def close(self, last_entry_id: int, size_bytes: int) -> None:
+        """Note where its ledger ends, once all of it is acknowledged."""
+        closing = self.run.extent(self.ledger_id)
+        end = self.first_entry_id + last_entry_id + 1
+        assert (last_entry_id, end) == (closing.last_entry_id, self.acknowledged)
+        self.closing = replace(closing, size_bytes=size_bytes)

@@ -208,6 +208,7 @@ class Transmitter(Batcher[_Ticket]):
         entry.
 
         Raises (nothing of it is accepted):
+            The error of `admit`,
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
         """
         if ticket is not None and not isinstance(batch, LogRecord) and batch.num_rows == 1:
@@ -216,6 +217,7 @@ class Transmitter(Batcher[_Ticket]):
             assert ticket is not None
             self._add_row(batch, ticket, mark)
             return
+        self._admit()  # `add_record` does this for single records
         check_txids(batch, last_txid=self.last_txid)
         parts = cut(batch, entry_bytes=WHOLE_BYTES_MAX if whole else self.entry_bytes)
         self._add_parts(_whole(parts) if whole else parts, ticket, BYTES_SCHEMA_ID, mark)
@@ -236,6 +238,7 @@ class Transmitter(Batcher[_Ticket]):
         whole: bool = False,
     ) -> None:
         """Accept at least one row of a typed log, as `add_batch` does."""
+        self._admit()
         check_txids(rows.batch, last_txid=self.last_txid)
         parts = rows.cut(WHOLE_BYTES_MAX if whole else self.entry_bytes)
         self._add_parts(_whole(parts) if whole else parts, ticket, rows.schema_id, mark)

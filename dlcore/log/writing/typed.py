@@ -78,7 +78,7 @@ class DirectTypedWriter(DirectWriter):
         self, rows: TypedRows, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.add_rows(rows, future, mark=mark, whole=whole)
+        self._machine.transmitter.add_rows(rows, future, mark=mark, whole=whole)
         self._wake.set()
         return future
 

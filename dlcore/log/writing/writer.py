@@ -102,7 +102,7 @@ class DirectWriter(AsyncLogWriter):
         self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
             at, config, producers, self._encryptor(config)
         )
-        self._add_record = self._machine.add_record
+        self._add_record = self._machine.transmitter.add_record
         self._step: Step | None = None  # the pump performs it next
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
         self._wake = asyncio.Event()
@@ -136,22 +136,22 @@ class DirectWriter(AsyncLogWriter):
     @property
     @override
     def last_txid(self) -> int:
-        return self._machine.last_txid
+        return self._machine.transmitter.last_txid
 
     @property
     @override
     def last_dlsn(self) -> DLSN | None:
-        return self._machine.last_dlsn
+        return self._machine.report.last_dlsn
 
     @property
     def unwritten(self) -> Unwritten | None:
         """Records accepted and not acknowledged, unless a call has failed because of them."""
-        return self._machine.unwritten
+        return self._machine.report.unwritten
 
     @property
     def lost(self) -> Unwritten | None:
         """Records accepted and not acknowledged, also if a call has failed because of them."""
-        return self._machine.lost
+        return self._machine.report.lost
 
     @override
     def _describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
@@ -202,7 +202,7 @@ class DirectWriter(AsyncLogWriter):
         self, rows: Any, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.add_batch(rows, future, mark=mark, whole=whole)
+        self._machine.transmitter.add_batch(rows, future, mark=mark, whole=whole)
         self._wake.set()
         return future
 
@@ -226,7 +226,7 @@ class DirectWriter(AsyncLogWriter):
         try:
             return await future
         except DLError:
-            self._machine.failure_was_told()
+            self._machine.report.failure_was_told()
             raise
 
     async def find_last(self) -> DLSN | None:
@@ -252,7 +252,7 @@ class DirectWriter(AsyncLogWriter):
 
     def sequence_id_of(self, dlsn: DLSN) -> int | None:
         """Return the sequence id of a record that was acknowledged lately, else None."""
-        return self._machine.sequence_id_of(dlsn)
+        return self._machine.report.sequence_id_of(dlsn)
 
     async def verify(self) -> None:
         """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
@@ -418,7 +418,7 @@ class DirectWriter(AsyncLogWriter):
 
     def _answered(self, error: DLError | None) -> None:
         if error is None:
-            if self._machine.has_waiting and self._segment.ledger is not None:
+            if self._machine.transmitter.queued_bytes and self._segment.ledger is not None:
                 self._segment.ledger.tell_lac()
             self._handle(EntryDurable())
             # The pump runs right behind the callers that are answered now.  What they write goes at

@@ -74,7 +74,7 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     machine = appender()
     assert machine.next_step(now_ms=0) is None
     assert machine.last_txid == -1
-    assert (machine.last_dlsn, machine.end) == (None, None)
+    assert (machine.report.last_dlsn, machine.end) == (None, None)
     machine.add_record(4, b"a", "a")
     assert machine.next_step(now_ms=0) == StartSegment(EMPTY, None)
     started(machine)
@@ -87,10 +87,10 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     assert machine.durable() == [Acknowledge(1, 0, [0], ["a"])]
     assert machine.end == DLSN(1, 1, 0)
     assert sent(machine) == 3
-    assert machine._transmitter.pending_bytes > 0
+    assert machine.transmitter.pending_bytes > 0
     assert machine.durable() == [Acknowledge(1, 1, [1, 2], ["c", "d"])]
-    assert machine.last_dlsn == DLSN(1, 1, 2)
-    assert (machine.last_txid, machine._transmitter.pending_bytes, machine.unwritten) == (
+    assert machine.report.last_dlsn == DLSN(1, 1, 2)
+    assert (machine.last_txid, machine.transmitter.pending_bytes, machine.report.unwritten) == (
         5,
         0,
         None,
@@ -121,9 +121,11 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     assert sent(machine, now_ms=now_ms) == 1
     assert machine.durable() == [Acknowledge(2, 0, [0, 0], ["c", "flush"])]
     assert machine.at.head.next_sequence_id == 2
-    known = [machine.sequence_id_of(DLSN(*each)) for each in ((1, 0, 0), (1, 1, 0), (2, 0, 0))]
+    known = [
+        machine.report.sequence_id_of(DLSN(*each)) for each in ((1, 0, 0), (1, 1, 0), (2, 0, 0))
+    ]
     assert known == [0, 1, 2]
-    assert machine.sequence_id_of(DLSN(2, 1, 0)) is None
+    assert machine.report.sequence_id_of(DLSN(2, 1, 0)) is None
     assert not machine.flush("nothing is left")
 
 
@@ -272,13 +274,13 @@ def test_the_first_failure_is_the_last_word() -> None:
     assert machine.feed(Completed(machine.at, 0)) == []
     assert machine.next_step(now_ms=0) is None
     assert state_of(machine) is WriterState.FAILED
-    assert str(machine.unwritten) == "2 records, transaction ids 2 to 3"
+    assert str(machine.report.unwritten) == "2 records, transaction ids 2 to 3"
     match = "failed and takes no more records: LedgerFenced"
     with pytest.raises(WriteError, match=match):
         machine.add_record(4, b"", "d")
     with pytest.raises(WriteError, match=match):
         machine.require_usable()
-    assert machine.unwritten is None  # it was told
+    assert machine.report.unwritten is None  # it was told
     assert machine.feed(Abort(FENCED)) == []
     assert state_of(machine) is WriterState.CLOSED
     assert machine.error is FENCED
@@ -359,7 +361,7 @@ def test_limits_are_kept_to_the_record(seed: int) -> None:
         else:
             assert not is_full
             waiting.append(cost)
-        if rng.random() < 0.3 and machine._transmitter.has_next:
+        if rng.random() < 0.3 and machine.transmitter.has_next:
             left = sent(machine)
             in_flight.append([])
             while left > 0:
@@ -594,3 +596,12 @@ def test_a_writer_may_refuse_records_while_it_rolls() -> None:
     patient.add_record(2, b"b", "b")
     assert patient.next_step(now_ms=2000) == CloseLedger()
     patient.add_record(3, b"c", "c")
+
+
+def test_a_seal_completes_what_another_left_open_first() -> None:
+    """Its records stay in the log."""
+    machine = appender()
+    machine.end_with(Ending.SEAL, "seal")
+    assert machine.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
+    assert machine.feed(Overtaken(opened_by_another(EMPTY), 0)) == []
+    assert machine.next_step(now_ms=0) == RecoverLog(machine.at)

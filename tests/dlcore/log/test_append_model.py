@@ -396,7 +396,7 @@ class Writing(RuleBasedStateMachine):
         if self.machine.is_over:
             assert not waiting
             assert self.barriers | self.ends | self.asides <= self.answers.keys()
-        assert (self.machine._transmitter.pending_bytes > 0) is bool(waiting)
+        assert (self.machine.transmitter.pending_bytes > 0) is bool(waiting)
 
     @invariant()
     def final_extents_hold_what_was_told(self) -> None:

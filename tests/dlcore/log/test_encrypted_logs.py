@@ -91,7 +91,7 @@ async def parts_of(log: DirectLog) -> list[ScanRange]:
 
 def is_encrypting(writer: DirectWriter, wanted: bool) -> bool:
     """Return whether a writer has learned of the setting."""
-    return (writer._machine._encode.keywords["encryptor"] is not None) is wanted
+    return (writer._machine._maker.encryptor is not None) is wanted
 
 
 def test_each_way_to_read_returns_what_each_way_to_write_wrote() -> None:

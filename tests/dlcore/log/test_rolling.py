@@ -96,7 +96,13 @@ def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
             nodes = await without_bookies(cluster, namespace)
-            while not writer._machine.is_nearly_full(now_ms=cluster.clocks["b"].current_ms):
+            machine = writer._machine
+            while not (
+                machine._segment
+                and machine._segment.is_nearly_full(
+                    machine._maker.limits, now_ms=cluster.clocks["b"].current_ms
+                )
+            ):
                 await writer.write(record(1))
             await until(lambda: not is_placing(writer))
             assert not has_place(writer)

@@ -197,9 +197,9 @@ def test_entries_that_contradict_each_other_are_told() -> None:
         claim = owner.begin()
         await owner.write(claim, 0)
         machine: Any = owner.writer._machine
-        machine._producers = None
+        machine._maker.producers = None
         await owner.writer.write(record(0))
-        machine._producers = owner.producers
+        machine._maker.producers = owner.producers
         await owner.write(claim, 1)
         await owner.writer.aclose()
         with pytest.raises(InvalidEntryError, match="entry 1 of segment 1 has no stamp"):

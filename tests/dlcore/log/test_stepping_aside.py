@@ -105,7 +105,8 @@ def test_who_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
     sent(machine)
     assert machine.durable() == [Acknowledge(1, 3, [0], ["b"])]
     assert [*ends, machine.end] == [None, DLSN(1, 4, 0)]
-    assert machine.is_nearly_full(now_ms=0)
+    assert machine._segment is not None
+    assert machine._segment.is_nearly_full(machine._maker.limits, now_ms=0)
     machine.add_record(6, bytes(150), "c")
     rolled = closed(machine, 0)
     assert isinstance(rolled, StartSegment)

@@ -1,0 +1,103 @@
+"""Goal: the parts of a log's writer by themselves.  Method: short histories, exact results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.base.config import LogConfig
+from dlcore.base.ids import DLSN
+from dlcore.log.metadata.changes import SegmentLimits, plan_start
+from dlcore.log.writing.append import Ending, Ends, KnownHead, Report
+from dlcore.log.writing.run import OwnExtent
+from dlcore.log.writing.transmit import Transmitter
+from tests.fixtures.appenders import EMPTY, PATHS, opened_by_another
+
+if TYPE_CHECKING:
+    from dlcore.log.metadata.values import VersionedHead
+
+LIMITS = SegmentLimits.of(LogConfig(segment_bytes_max=1000, segment_age_max_s=1.0))
+
+
+def extent(now_ms: int = 0) -> OwnExtent:
+    """Return the first extent of a log, over ledger 1."""
+    return OwnExtent.opened(1, plan_start(PATHS, EMPTY, ledger_id=1, now_ms=now_ms).after.head)
+
+
+def known(at: VersionedHead = EMPTY, *, is_stamped: bool = False) -> KnownHead:
+    """Return what a writer knows that begins at this head."""
+    return KnownHead(at, is_stamped=is_stamped)
+
+
+def test_ends_are_done_in_the_order_of_the_calls() -> None:
+    """The last one says whether the writer closes, any one whether the log is sealed."""
+    ends: Ends[str] = Ends()
+    assert (bool(ends), ends.is_closing, ends.is_sealing, ends.is_aside) == (False,) * 4
+    ends.ask(Ending.ASIDE, "aside")
+    ends.ask(Ending.SEAL, "seal")
+    ends.ask(Ending.CLOSE, "close")
+    assert (bool(ends), ends.is_closing, ends.is_sealing, ends.is_aside) == (True,) * 4
+    assert (ends.first, ends.take()) == (Ending.ASIDE, (Ending.ASIDE, "aside"))
+    assert (ends.clear(), bool(ends), ends.is_aside) == (["seal", "close"], False, True)
+
+
+def test_an_overtaken_change_is_counted_until_one_is_made() -> None:
+    """Another writer's segment is to be completed, unless our own is open."""
+    head = known()
+    theirs = opened_by_another(EMPTY)
+    head.overtaken(theirs, has_segment=False)
+    head.overtaken(theirs, has_segment=False)
+    assert (head.attempts, head.must_recover, head.at) == (2, True, theirs)
+    head.recovered(EMPTY)
+    assert (head.attempts, head.must_recover) == (2, False)
+    head.overtaken(theirs, has_segment=True)
+    assert not head.must_recover
+    head.changed(EMPTY)
+    assert (head.attempts, head.at) == (0, EMPTY)
+
+
+def test_only_a_writer_of_stamps_minds_what_others_wrote() -> None:
+    """It knows the producers of its head and of no other."""
+    theirs = opened_by_another(EMPTY)
+    assert known(is_stamped=True).is_stale(theirs, end=theirs.head.end)
+    assert not known(is_stamped=True).is_stale(EMPTY, end=EMPTY.head.end)
+    assert not known().is_stale(theirs, end=theirs.head.end)
+    assert "recovered ledger 7" in str(known().taken_over(7))
+    assert "another writer wrote" in str(known().taken_over(None))
+
+
+def test_records_that_were_given_up_are_reported_until_a_caller_knows() -> None:
+    """`lost` stays."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=100)
+    report = Report(transmitter)
+    transmitter.add_record(1, b"a", "a")
+    assert str(report.unwritten) == str(report.lost) == "1 record, transaction id 1"
+    report.given_up()
+    transmitter.drain()
+    report.failure_was_told()
+    assert (report.unwritten, str(report.lost)) == (None, "1 record, transaction id 1")
+
+
+def test_positions_and_sequence_ids_follow_the_entries() -> None:
+    """Each acknowledged entry moves the end of the segment."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=100)
+    report, segment = Report(transmitter), extent()
+    assert extent().end is None
+    for txid in range(3):
+        transmitter.add_record(txid, b"a", "a")
+        transmitter.next_group()
+        report.acknowledged(segment, transmitter.acknowledged())
+    assert (report.last_dlsn, segment.end) == (DLSN(1, 2, 0), DLSN(1, 3, 0))
+    assert [report.sequence_id_of(DLSN(1, entry, 0)) for entry in range(4)] == [0, 1, 2, None]
+
+
+def test_a_segment_is_full_by_its_bytes_or_its_age() -> None:
+    """Never without an entry; it is nearly full before."""
+    segment = extent()
+    assert not segment.is_full(LIMITS, now_ms=5000)
+    segment.run.entry_count, segment.run.size_bytes = 1, 10
+    assert not segment.is_full(LIMITS, now_ms=999)
+    assert segment.is_full(LIMITS, now_ms=1000)
+    assert not segment.is_nearly_full(LIMITS, now_ms=700)
+    assert segment.is_nearly_full(LIMITS, now_ms=800)
+    segment.run.size_bytes = 1000
+    assert segment.is_full(LIMITS, now_ms=0)
