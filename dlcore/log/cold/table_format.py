@@ -65,8 +65,8 @@ class FilesPart(NamedTuple):
 class TableFiles:
     """The files of a table at one version, in parts that know where their files end.
 
-    Whoever looks for files that end within some range passes other parts over: a commit to a table
-    of many files costs as one to a table of few.
+    A search for files that end within some range passes other parts over.  Therefore a commit costs
+    the same in a table of many files as in one of few.
     """
 
     parts: tuple[FilesPart, ...] = ()

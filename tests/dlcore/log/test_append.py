@@ -596,12 +596,3 @@ def test_a_writer_may_refuse_records_while_it_rolls() -> None:
     patient.add_record(2, b"b", "b")
     assert patient.next_step(now_ms=2000) == CloseLedger()
     patient.add_record(3, b"c", "c")
-
-
-def test_a_seal_completes_what_another_left_open_first() -> None:
-    """Its records stay in the log."""
-    machine = appender()
-    machine.end_with(Ending.SEAL, "seal")
-    assert machine.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
-    assert machine.feed(Overtaken(opened_by_another(EMPTY), 0)) == []
-    assert machine.next_step(now_ms=0) == RecoverLog(machine.at)

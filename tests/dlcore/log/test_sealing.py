@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.errors import EndOfStreamError, OwnershipAcquireFailedError
+from dlcore.log.writing.append import CompleteSegment, Ending, Overtaken, RecoverLog
+from tests.fixtures.appenders import EMPTY, appender, opened_by_another
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
@@ -38,3 +40,12 @@ def test_a_log_is_sealed_without_a_writer() -> None:
                 await other.mark_end_of_stream()
 
     on_log(body)
+
+
+def test_a_seal_completes_what_another_left_open_first() -> None:
+    """Its records stay in the log."""
+    machine = appender()
+    machine.end_with(Ending.SEAL, "seal")
+    assert machine.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
+    assert machine.feed(Overtaken(opened_by_another(EMPTY), 0)) == []
+    assert machine.next_step(now_ms=0) == RecoverLog(machine.at)
