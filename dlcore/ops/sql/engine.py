@@ -28,7 +28,7 @@ from dlcore.ops.sql.narrowing import columns_in, narrowed
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import duckdb
     import pyarrow.compute as pc
@@ -130,6 +130,7 @@ class Query:
     Raises:
         ConfigurationError: DuckDB refuses the statement; UnsupportedError: it is no query.
         DLError: a log may not be read, or cannot be.
+        MemoryError: it takes more memory than it may.
     """
 
     def __init__(self, sql: str, namespace: Namespace, *, memory_bytes: int) -> None:
@@ -148,6 +149,7 @@ class Query:
                         f"logs {other!r} and {name!r} in one statement: DuckDB takes names that "
                         "differ in case only for one table; expected a statement for each"
                     )
+                _require_apart(name, self._tables[-1].schema.names)
                 connection.register(name, self._tables[-1])
             connection.execute("SET lock_configuration = true")
             self._rows: pa.RecordBatchReader = connection.sql(sql).to_arrow_reader(_BATCH_ROWS)
@@ -163,16 +165,33 @@ class Query:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Raise errors of DuckDB as ours, and those of logs as they were."""
+        """Raise errors of DuckDB as ours, and those of logs as they were.
+
+        DuckDB's text on a lack of memory names settings that its callers cannot reach.
+        """
         with missing_packages_explained():
             import duckdb
         try:
             yield
+        except duckdb.OutOfMemoryException as error:
+            raise MemoryError from error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             for each in self._tables:
                 if each.error is not None:
                     raise each.error from error
             raise ConfigurationError(f"{type(error).__name__}: {error}") from error
+
+
+def _require_apart(log: str, columns: Sequence[str]) -> None:
+    """Require that no two columns of a log are one for DuckDB, which would give the first one."""
+    first: dict[str, str] = {}
+    for name in columns:
+        other = first.setdefault(name.lower(), name)
+        if other != name:
+            raise UnsupportedError(
+                f"log {log!r} has columns {other!r} and {name!r}: DuckDB does not tell names apart "
+                "that differ in case only; read the log in another way"
+            )
 
 
 def _connect(memory_bytes: int) -> duckdb.DuckDBPyConnection:

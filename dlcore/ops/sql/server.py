@@ -283,7 +283,7 @@ class _Rows:
         except (msgspec.MsgspecError, KeyError, AttributeError):
             return UnexpectedError(
                 f"the process of the query ended with {code}: it may need more than "
-                f"{self._asked.memory_bytes:,} bytes of memory"
+                f"{self._asked.memory_bytes:,} bytes of memory (--memory-mib)"
             )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from dlcore.base.errors import DLError, OverCapacityError
+from dlcore.base.errors import ConfigurationError, DLError
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +39,12 @@ def main() -> int:
     try:
         _run(asked)
     except MemoryError:
-        told = f"the statement takes more than {asked.memory_bytes:,} bytes of memory"
-        return _failed(OverCapacityError(told))
+        return _failed(
+            ConfigurationError(
+                f"the statement takes more than {asked.memory_bytes:,} bytes of memory: expected "
+                "one that takes less, or a server whose queries may take more (--memory-mib)"
+            )
+        )
     except DLError as error:
         return _failed(error)
     return 0
