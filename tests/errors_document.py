@@ -78,8 +78,8 @@ TO_DO = {
     "LedgerExistsError": "make a new one",
     "LedgerClosedError": "open the log again to write on",
     "LedgerRecoveryError": "wait until more of its bookies answer, then repeat the call",
-    "LedgerReadError": "bring back a bookie that holds it. If the message speaks of damage, "
-    "`dlog ledger check` asks each replica",
+    "LedgerReadError": "bring back a bookie that holds it. If the message speaks of damage, the "
+    "logs of its bookies name the entries, and `dlog log inspect --entries` finds all such",
     "NotEnoughBookiesError": "start bookies, or make room on their disks: `dlog bookie list`",
     "DecommissionError": "do what the message says first: stop the bookie, or wait for its ledgers",
     "LogError": "see the message, which names the log; `dlog log show`",

@@ -315,8 +315,10 @@ def recover_ledger(ledger_id: int, *, yes: bool) -> None:
 def check_ledger(ledger_id: int) -> None:
     """Check whether each bookie holds the entries that it should.
 
-    In a ledger that is not closed, the last ensemble is checked up to the LAC.  Exit code 1 unless
-    all entries are there.
+    Each is asked for the list of its entries, and none of these is read: one whose bytes are
+    damaged is on the list.  Reads and scrubbing find damage, and the bookie's log names it.  In a
+    ledger that is not closed, the last ensemble is checked up to the LAC.  Exit code 1 unless all
+    entries are there.
     """
     from dlcore.ops.autorecovery.maintenance import Maintenance, is_replicated
 
