@@ -115,7 +115,7 @@ def _made(properties: dict[str, Any]) -> Any:
         given = properties.get("type")
         inferred = None if given else infer_catalog_type(CATALOG, properties)
         if inferred is CatalogType.REST or str(given).lower() == CatalogType.REST.value:
-            from dlcore.log.cold.iceberg_rest import BoundedRestCatalog
+            from dlcore.log.cold.iceberg_private import BoundedRestCatalog
 
             return BoundedRestCatalog(CATALOG, **properties)
     return load_catalog(CATALOG, **properties)

@@ -373,6 +373,8 @@ class IcebergTables:
         summary: dict[str, str],
     ) -> int:
         """Let a transaction have a snapshot that changes files; return its number."""
+        from dlcore.log.cold.iceberg_private import read_only
+
         names = {each.name for each in removes}
         segments = {each.end[0] for each in removes}
         holding = {
@@ -385,8 +387,7 @@ class IcebergTables:
             snapshot.append_data_file(self._data_file(self._table.metadata, added))
         for removed in removes:
             snapshot.delete_data_file(self._removed_file(removed))
-        # By partitions, which there are none of, the library would read every manifest, twice.
-        snapshot._build_manifest_evaluator = lambda _: lambda each: each.manifest_path in holding
+        read_only(snapshot, holding)
         snapshot.commit()
         return int(snapshot.snapshot_id)
 
