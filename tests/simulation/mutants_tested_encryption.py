@@ -8,7 +8,7 @@ from unittest.mock import patch
 from dlcore.log.entries import encryption
 from dlcore.log.entries.encryption import EntryEncryptor
 from dlcore.log.reading.reader import DirectReader
-from dlcore.log.writing.writer import DirectWriter
+from dlcore.log.writing.writer import Pump
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -72,5 +72,5 @@ def an_entry_is_lost_with_its_key() -> Iterator[None]:
 @caught_by(f"{_LOGS}::test_a_running_writer_encrypts_from_the_change_on")
 def a_writer_without_keys_goes_on() -> Iterator[None]:
     """It ignores that its log is to be encrypted from now on."""
-    with patch.object(DirectWriter, "_fail", lambda *_: None):
+    with patch.object(Pump, "fail", lambda *_: None):
         yield

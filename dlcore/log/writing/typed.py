@@ -79,7 +79,7 @@ class DirectTypedWriter(DirectWriter):
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.transmitter.add_rows(rows, future, mark=mark, whole=whole)
-        self._wake.set()
+        self._pump.wake.set()
         return future
 
     @override

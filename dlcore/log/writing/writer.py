@@ -1,7 +1,8 @@
 """The log's writer for applications: the driver of the machine in `append.py`.
 
-One task, the pump, performs the machine's steps one after the other; it alone starts and completes
-segments.  The first failure ends the writer, and a new writer recovers the durable entries.
+`Pump` drives the machine: it performs the steps one after the other, and it alone starts and
+completes segments.  `DirectWriter` has the calls of users, the lock, and the end.  The first
+failure ends the writer, and a new writer recovers the durable entries.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.base.clock import Clock
     from dlcore.base.config import LogConfig, LogSettings
     from dlcore.base.records import LogRecord
     from dlcore.log.context import LogContext
@@ -74,6 +76,153 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGE_LOOKS_EVERY_S_MIN = 0.01
+
+
+class Pump:
+    """Drives the machine of a writer: performs its effects, and feeds the answers back.
+
+    Args:
+        machine: decides what is done next.
+        segment: the segment that is open.
+        clock: the time of entries and segments.
+    """
+
+    def __init__(
+        self, machine: LogAppender[asyncio.Future[DLSN]], segment: OpenSegment, clock: Clock
+    ) -> None:
+        self.machine = machine
+        self.segment = segment
+        self.changing = asyncio.Lock()
+        """Held during a change of the log's metadata: there is one at a time."""
+        self.wake = asyncio.Event()
+        """Set when calls were accepted, or anything else may make a step due."""
+        self.is_asleep = False
+        """Whether it waits for `wake`."""
+        self._clock = clock
+        self._step: Step | None = None  # is performed next
+        self._capacity = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # fires when the segment is old
+
+    async def run(self) -> None:
+        """Perform steps as they become due, without end."""
+        while True:
+            self.wake.clear()
+            self.handle(Accepted(self.now_ms()))
+            while (step := self._take_step()) is not None:
+                try:
+                    if isinstance(step, AwaitCapacity):
+                        await self._append()
+                    else:
+                        await self._change_in_turn(step)
+                except DLError as error:
+                    self.fail(error)
+            self._look_at_age()
+            self.is_asleep = True
+            await self.wake.wait()
+            self.is_asleep = False
+
+    def handle(self, event: Event) -> None:  # noqa: C901 - one case for each kind
+        """Feed the machine, and perform the effects that need no waiting."""
+        for effect in self.machine.handle(event):
+            match effect:
+                case AppendEntry():
+                    assert self.segment.ledger is not None
+                    self.segment.ledger.submit(effect.body, self._answered)
+                    if effect.is_nearly_full:
+                        self.segment.next_place.look()
+                case Acknowledge():
+                    lssn, entry_id = effect.lssn, effect.entry_id
+                    for slot, future in zip(effect.slots, effect.tickets, strict=True):
+                        try:
+                            future.set_result(DLSN(lssn, entry_id, slot))
+                        except asyncio.InvalidStateError:
+                            assert future.cancelled()  # its caller did that
+                case Refuse():
+                    for future in effect.tickets:
+                        refuse(future, effect.error)
+                case Ended():
+                    if not effect.ticket.done():
+                        effect.ticket.set_result(self.machine.report.last_dlsn or DLSN.INITIAL)
+                case _:
+                    self._step = effect
+                    if self.is_asleep:
+                        self.wake.set()
+        self._capacity.set()
+
+    def fail(self, error: DLError) -> None:
+        """End the writer with its first failure."""
+        if not self.machine.is_over:
+            name = type(error).__name__
+            logger.warning(
+                "writer of log=%s failed: %s: %s; to do: open a new writer; if it fails as well, "
+                "see to the reason",
+                self.machine.at.name,
+                name,
+                error,
+            )
+            self.handle(Fail(error))
+
+    def on_defect(self, error: BaseException) -> None:
+        """Fail, since callers that wait for an answer must not wait for ever."""
+        name = self.machine.at.name
+        self.fail(UnexpectedError(f"the writer of log {name!r} broke: {error!r}"))
+
+    async def wait_for_capacity(self) -> None:
+        """Return once at most a quarter of the limits is pending."""
+        while not self.machine.has_room:
+            self._capacity.clear()
+            await self._capacity.wait()
+
+    def now_ms(self) -> int:
+        """Return the time by the clock."""
+        return self._clock.now_ms()
+
+    def stop_alarm(self) -> None:
+        """Do not wake up for the age of the segment, until it is looked at again."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _look_at_age(self) -> None:
+        """Wake up when the segment is old: it is completed then, even if no record waits."""
+        if self._alarm is None:
+            old_in_s = self.machine.old_in_s(now_ms=self.now_ms())
+            if old_in_s is not None:
+                delay_s = max(old_in_s, _AGE_LOOKS_EVERY_S_MIN)
+                self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.wake.set()
+
+    def _take_step(self) -> Step | None:
+        step, self._step = self._step, None
+        return step
+
+    async def _change_in_turn(self, step: Step) -> None:
+        assert isinstance(step, AwaitTurn)
+        async with self.changing:
+            self.handle(MayChange(self.now_ms()))
+            change = self._take_step()
+            if change is not None:
+                assert not isinstance(change, AwaitCapacity | AwaitTurn)
+                self.handle(await self.segment.perform(change))
+
+    async def _append(self) -> None:
+        assert self.segment.ledger is not None
+        await self.segment.ledger.wait_for_capacity()
+        self.handle(HasCapacity(self.now_ms()))
+
+    def _answered(self, error: DLError | None) -> None:
+        if error is None:
+            if self.machine.transmitter.queued_bytes and self.segment.ledger is not None:
+                self.segment.ledger.tell_lac()
+            self.handle(EntryDurable())
+            # The pump runs right behind the callers that are answered now.  What they write goes at
+            # once, and takes the LAC along; later the ledger would have told it in a message.
+            self.wake.set()
+        else:
+            self.fail(error)
 
 
 class DirectWriter(AsyncLogWriter):
@@ -97,30 +246,25 @@ class DirectWriter(AsyncLogWriter):
         self._log = log
         self._lock = lock
         self._config = config
-        self._segment = OpenSegment(context, log, ledger_metadata)
         config = config.with_settings(settings)
-        self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
+        machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
             at, config, producers, self._encryptor(config)
         )
-        self._add_record = self._machine.transmitter.add_record
-        self._step: Step | None = None  # the pump performs it next
-        self._changing = asyncio.Lock()  # one change of the log's metadata at a time
-        self._wake = asyncio.Event()
-        self._is_asleep = False  # the pump waits for `_wake`
-        self._capacity = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None  # fires when the segment is old
-        self._tasks = BackgroundTasks(self._pump_broke)
-        self._pump_task = self._tasks.start(self._run(), name=f"log-writer-{log.name}")
+        segment = OpenSegment(context, log, ledger_metadata)
+        pump = self._pump = Pump(machine, segment, context.clock)
+        self._machine = machine
+        self._add_record = machine.transmitter.add_record
+        tasks = BackgroundTasks(pump.on_defect)
+        self._pump_task = tasks.start(self._run(), name=f"log-writer-{log.name}")
         self._followers: list[SettingsFollower | TurnGiver] = [
             SettingsFollower(context, log, self._configure)
         ]
-        self._turns: TurnGiver | None = None
         context.open_objects.add(self)
         left_open.add(self)
         if lock is not None:
             if lock.gives_turns:
-                self._turns = TurnGiver(context, log, lock, self._machine, self._handle, self._fail)
-                self._followers.append(self._turns)
+                turns = TurnGiver(context, log, lock, machine, pump.handle, pump.fail)
+                self._followers.append(turns)
             lock.verify = self._verify_untouched
             lock.on_change = self._ownership_changed
             self._ownership_changed()
@@ -130,8 +274,9 @@ class DirectWriter(AsyncLogWriter):
 
     def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
         """Call `on_wanted` once another writer waits for the log, if this one gives turns."""
-        if self._turns is not None:
-            self._turns.tell_when_wanted(on_wanted)
+        for follower in self._followers:
+            if isinstance(follower, TurnGiver):
+                follower.tell_when_wanted(on_wanted)
 
     @property
     @override
@@ -173,9 +318,9 @@ class DirectWriter(AsyncLogWriter):
         try:
             self._machine.configure(config, self._encryptor(config))
         except EncryptionKeyError as error:
-            self._fail(error)  # it must not go on in the clear
-        self._stop_alarm()  # the age limit may have changed
-        self._wake.set()
+            self._pump.fail(error)  # it must not go on in the clear
+        self._pump.stop_alarm()  # the age limit may have changed
+        self._pump.wake.set()
 
     # Accepting
 
@@ -183,8 +328,8 @@ class DirectWriter(AsyncLogWriter):
     def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._add_record(*parts_of(record), future)
-        if self._is_asleep:
-            self._wake.set()
+        if self._pump.is_asleep:
+            self._pump.wake.set()
         return future
 
     @override
@@ -203,14 +348,12 @@ class DirectWriter(AsyncLogWriter):
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.transmitter.add_batch(rows, future, mark=mark, whole=whole)
-        self._wake.set()
+        self._pump.wake.set()
         return future
 
     @override
     async def wait_for_capacity(self) -> None:
-        while not self.has_capacity:
-            self._capacity.clear()
-            await self._capacity.wait()
+        await self._pump.wait_for_capacity()
 
     # Waiting
 
@@ -222,7 +365,7 @@ class DirectWriter(AsyncLogWriter):
         return await self._answer(barrier)
 
     async def _answer(self, future: asyncio.Future[DLSN]) -> DLSN:
-        self._wake.set()
+        self._pump.wake.set()
         try:
             return await future
         except DLError:
@@ -242,11 +385,11 @@ class DirectWriter(AsyncLogWriter):
     @override
     async def commit(self) -> DLSN | None:
         last = await self.flush()
-        if self._segment.ledger is not None:
+        if self._pump.segment.ledger is not None:
             try:
-                await self._segment.ledger.publish_lac()
+                await self._pump.segment.ledger.publish_lac()
             except DLError as error:
-                self._fail(error)
+                self._pump.fail(error)
                 raise
         return last or await find_last_dlsn(self._context, self._log)
 
@@ -256,9 +399,9 @@ class DirectWriter(AsyncLogWriter):
 
     async def verify(self) -> None:
         """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
-        async with self._changing:
+        async with self._pump.changing:
             at = await self._context.logs.read(self._log)
-            self._handle(HeadChanged(at, self._now_ms()))
+            self._pump.handle(HeadChanged(at, self._pump.now_ms()))
         self._machine.require_usable()
 
     @override
@@ -269,9 +412,9 @@ class DirectWriter(AsyncLogWriter):
         machine.require_usable()
         snapshot = LogFollower(self._context, self._log).take
         dlsn = await first_to_keep(self._context, snapshot, dlsn, txid, timestamp_ms)
-        async with self._changing:
+        async with self._pump.changing:
             changed, at = await truncate_log(self._context, machine.at, dlsn, end=machine.end)
-            self._handle(HeadChanged(at, self._now_ms()))
+            self._pump.handle(HeadChanged(at, self._pump.now_ms()))
         if machine.error is not None:
             raise machine.error
         # The removal may take long, and does not need the writer.
@@ -329,11 +472,11 @@ class DirectWriter(AsyncLogWriter):
             await self._let_go("the writer was aborted")
 
     async def _let_go(self, reason: str) -> None:
-        self._handle(Abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
+        self._pump.handle(Abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
         self._context.open_objects.discard(self)
         left_open.discard(self)
-        ledger = self._segment.let_go()
-        self._stop_alarm()
+        ledger = self._pump.segment.let_go()
+        self._pump.stop_alarm()
         async with AsyncExitStack() as ending:  # each one, even if one before it fails
             if self._lock is not None:
                 ending.push_async_callback(self._lock.release)
@@ -342,12 +485,10 @@ class DirectWriter(AsyncLogWriter):
             for follower in self._followers:
                 ending.push_async_callback(follower.aclose)
 
-    # The pump
-
     async def _run(self) -> None:
         """Pump until `_stop`; if the event loop ends before, log that and release the lock."""
         try:
-            await self._pump()
+            await self._pump.run()
         except asyncio.CancelledError:
             if self in left_open:
                 self.report_unwritten("its event loop ended")
@@ -357,132 +498,23 @@ class DirectWriter(AsyncLogWriter):
             self.report_unwritten("its event loop was dropped")
             raise
 
-    async def _pump(self) -> None:
-        while True:
-            self._wake.clear()
-            self._handle(Accepted(self._now_ms()))
-            while (step := self._take_step()) is not None:
-                try:
-                    if isinstance(step, AwaitCapacity):
-                        await self._append()
-                    else:
-                        await self._change_in_turn(step)
-                except DLError as error:
-                    self._fail(error)
-            self._look_at_age()
-            self._is_asleep = True
-            await self._wake.wait()
-            self._is_asleep = False
-
-    def _look_at_age(self) -> None:
-        """Wake up when the segment is old: it is completed then, even if no record waits."""
-        if self._alarm is None:
-            old_in_s = self._machine.old_in_s(now_ms=self._now_ms())
-            if old_in_s is not None:
-                delay_s = max(old_in_s, _AGE_LOOKS_EVERY_S_MIN)
-                self._alarm = self._loop.call_later(delay_s, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        self._wake.set()
-
-    def _stop_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _now_ms(self) -> int:
-        return self._context.clock.now_ms()
-
-    def _take_step(self) -> Step | None:
-        step, self._step = self._step, None
-        return step
-
-    def _pump_broke(self, error: BaseException) -> None:
-        # A defect; callers that wait for an answer must not wait for ever.
-        self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
-
-    async def _change_in_turn(self, step: Step) -> None:
-        assert isinstance(step, AwaitTurn)
-        async with self._changing:
-            self._handle(MayChange(self._now_ms()))
-            change = self._take_step()
-            if change is not None:
-                assert not isinstance(change, AwaitCapacity | AwaitTurn)
-                self._handle(await self._segment.perform(change))
-
-    async def _append(self) -> None:
-        assert self._segment.ledger is not None
-        await self._segment.ledger.wait_for_capacity()
-        self._handle(HasCapacity(self._now_ms()))
-
-    def _answered(self, error: DLError | None) -> None:
-        if error is None:
-            if self._machine.transmitter.queued_bytes and self._segment.ledger is not None:
-                self._segment.ledger.tell_lac()
-            self._handle(EntryDurable())
-            # The pump runs right behind the callers that are answered now.  What they write goes at
-            # once, and takes the LAC along; later the ledger would have told it in a message.
-            self._wake.set()
-        else:
-            self._fail(error)
-
-    # Answers, ownership and failure
-
-    def _handle(self, event: Event) -> None:  # noqa: C901 - one case for each kind
-        for effect in self._machine.handle(event):
-            match effect:
-                case AppendEntry():
-                    assert self._segment.ledger is not None
-                    self._segment.ledger.submit(effect.body, self._answered)
-                    if effect.is_nearly_full:
-                        self._segment.next_place.look()
-                case Acknowledge():
-                    lssn, entry_id = effect.lssn, effect.entry_id
-                    for slot, future in zip(effect.slots, effect.tickets, strict=True):
-                        try:
-                            future.set_result(DLSN(lssn, entry_id, slot))
-                        except asyncio.InvalidStateError:
-                            assert future.cancelled()  # its caller did that
-                case Refuse():
-                    for future in effect.tickets:
-                        refuse(future, effect.error)
-                case Ended():
-                    if not effect.ticket.done():
-                        effect.ticket.set_result(self.last_dlsn or DLSN.INITIAL)
-                case _:
-                    self._step = effect
-                    if self._is_asleep:
-                        self._wake.set()
-        self._capacity.set()
+    # Ownership
 
     async def _verify_untouched(self) -> int | None:
         """Return the head's version if the log is as this writer left it, else None."""
-        async with self._changing:
+        async with self._pump.changing:
             at = await self._context.logs.read(self._log)
             return at.version if self._machine.is_untouched(at) else None
 
     def _ownership_changed(self) -> None:
         assert self._lock is not None
         if self._lock.denial is not None:
-            self._fail(self._lock.denial)
+            self._pump.fail(self._lock.denial)
         elif self._lock.is_owner:
-            self._handle(Resumed(self._now_ms()))
-            self._wake.set()  # to look at the segment's age
+            self._pump.handle(Resumed(self._pump.now_ms()))
+            self._pump.wake.set()  # to look at the segment's age
         else:
-            self._handle(Suspended())
-
-    def _fail(self, error: DLError) -> None:
-        if not self._machine.is_over:
-            name = type(error).__name__
-            logger.warning(
-                "writer of log=%s failed: %s: %s; to do: open a new writer; if it fails as well, "
-                "see to the reason",
-                self.log_name,
-                name,
-                error,
-            )
-            self._handle(Fail(error))
+            self._pump.handle(Suspended())
 
     def report_unwritten(self, reason: str) -> None:
         """Log the unwritten records as an error, if this writer was not closed."""

@@ -47,12 +47,12 @@ async def interrupted(
 
 def is_placing(writer: DirectWriter) -> bool:
     """Return whether it is looking for the place of its next ledger."""
-    return bool(writer._segment.next_place._looks)
+    return bool(writer._pump.segment.next_place._looks)
 
 
 def has_place(writer: DirectWriter) -> bool:
     """Return whether it knows that place."""
-    return writer._segment.next_place._place is not None
+    return writer._pump.segment.next_place._place is not None
 
 
 async def state_of(cluster: MemoryCluster, ledger_id: int) -> LedgerState:

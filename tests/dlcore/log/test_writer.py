@@ -411,8 +411,8 @@ def test_nothing_is_acknowledged_while_the_lock_is_lost() -> None:
         store = cluster.stores["a"]
         held = writer.write(record(2))
         await asyncio.sleep(0)  # sent, not answered
-        assert writer._segment.ledger is not None
-        assert writer._segment.ledger.last_add_pushed == 1
+        assert writer._pump.segment.ledger is not None
+        assert writer._pump.segment.ledger.last_add_pushed == 1
         writer._lock._session_changed(_EXPIRED)  # type: ignore[union-attr]
         for _ in range(200):
             await asyncio.sleep(0)

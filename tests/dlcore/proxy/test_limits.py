@@ -13,7 +13,7 @@ import pytest
 from dlcore.access.principals import ANONYMOUS, Principal, Proof
 from dlcore.base.errors import LogElsewhereError
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.log.writing.writer import DirectWriter
+from dlcore.log.writing.writer import Pump
 from dlcore.proxy.callers import Callers
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.budget import ByteBudget
@@ -111,15 +111,15 @@ def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
 def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on the same log, and whatever he sends."""
     has_bytes, goes_on = asyncio.Event(), asyncio.Event()
-    append = DirectWriter._append
+    append = Pump._append
 
-    async def slow(writer: DirectWriter) -> None:
-        if writer.log_name == "still":
+    async def slow(pump: Pump) -> None:
+        if pump.machine.at.name == "still":
             has_bytes.set()
             await goes_on.wait()
-        await append(writer)
+        await append(pump)
 
-    monkeypatch.setattr(DirectWriter, "_append", slow)
+    monkeypatch.setattr(Pump, "_append", slow)
     waits, take = asyncio.Event(), ByteBudget.take
 
     async def noted(budget: ByteBudget, *holder_and_bytes: Any) -> None:

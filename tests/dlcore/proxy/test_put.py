@@ -12,7 +12,7 @@ import pytest
 from dlcore.base.errors import WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import LogRecord
-from dlcore.log.writing.writer import DirectWriter
+from dlcore.log.writing.writer import Pump
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.owned_log import OwnedLog
 from tests.fixtures.aio import until_async
@@ -67,7 +67,7 @@ def test_what_is_acknowledged_is_in_the_log_in_order() -> None:
 
 def test_records_of_many_streams_share_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits goes in the next entry, whoever sent it; each stream keeps its order."""
-    append, accept = DirectWriter._append, OwnedLog.accept
+    append, accept = Pump._append, OwnedLog.accept
 
     async def scenario(served: Proxies) -> None:
         accepted = asyncio.Semaphore(0)
@@ -77,14 +77,14 @@ def test_records_of_many_streams_share_entries(monkeypatch: pytest.MonkeyPatch) 
             accepted.release()
             return answer
 
-        async def append_some(writer: DirectWriter) -> None:
+        async def append_some(pump: Pump) -> None:
             for _ in range(2):  # however slowly they come
                 await accepted.acquire()
-            monkeypatch.setattr(DirectWriter, "_append", append)
-            await append(writer)
+            monkeypatch.setattr(Pump, "_append", append)
+            await append(pump)
 
         monkeypatch.setattr(OwnedLog, "accept", accept_one)
-        monkeypatch.setattr(DirectWriter, "_append", append_some)
+        monkeypatch.setattr(Pump, "_append", append_some)
         client = await served.start()
         streams = [await client.opened("clicks") for _ in range(8)]
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.flight.put import PutDecoder
-from dlcore.log.writing.writer import DirectWriter
+from dlcore.log.writing.writer import Pump
 from dlcore.proxy.writing import admission
 from dlcore.proxy.writing.budget import Holder, ReceivedBytes
 from tests.fixtures.aio import until
@@ -29,15 +29,15 @@ class Still:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.goes_on = asyncio.Event()
-        append = DirectWriter._append
+        append = Pump._append
 
-        async def slow(writer: DirectWriter) -> None:
-            if writer.log_name == "still":
+        async def slow(pump: Pump) -> None:
+            if pump.machine.at.name == "still":
                 await self.goes_on.wait()
                 await asyncio.sleep(0.001)
-            await append(writer)
+            await append(pump)
 
-        monkeypatch.setattr(DirectWriter, "_append", slow)
+        monkeypatch.setattr(Pump, "_append", slow)
 
 
 async def end_of(stream: Stream) -> tuple[str, str, str | None]:
