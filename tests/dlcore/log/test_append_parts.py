@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 from dlcore.base.config import LogConfig
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.changes import SegmentLimits, plan_start
-from dlcore.log.writing.append import Ending, Ends, KnownHead, Report
+from dlcore.log.writing.append import (
+    CompleteSegment,
+    Ending,
+    Ends,
+    KnownHead,
+    Overtaken,
+    RecoverLog,
+    Report,
+)
 from dlcore.log.writing.run import OwnExtent
 from dlcore.log.writing.transmit import Transmitter
-from tests.fixtures.appenders import EMPTY, PATHS, opened_by_another
+from tests.fixtures.appenders import EMPTY, PATHS, appender, opened_by_another
 
 if TYPE_CHECKING:
     from dlcore.log.metadata.values import VersionedHead
@@ -101,3 +109,12 @@ def test_a_segment_is_full_by_its_bytes_or_its_age() -> None:
     assert segment.is_nearly_full(LIMITS, now_ms=800)
     segment.run.size_bytes = 1000
     assert segment.is_full(LIMITS, now_ms=0)
+
+
+def test_a_seal_completes_what_another_left_open_first() -> None:
+    """Its records stay in the log."""
+    machine = appender()
+    machine.end_with(Ending.SEAL, "seal")
+    assert machine.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
+    assert machine.feed(Overtaken(opened_by_another(EMPTY), 0)) == []
+    assert machine.next_step(now_ms=0) == RecoverLog(machine.at)
