@@ -23,6 +23,9 @@ claim, although it has moved the log's end.
 The other half is `dlcore.proxy.writing`; the driver is `dlcore.backends.flight.producer_driver`.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
+The machine owns an `Outbox` (records until they are durable), an `Identity` (name, claim, and what
+the log may forget) and one `PutStream` after the other.
+
 Invariants: sequence numbers rise by one from record to record.  The messages in flight are the
 first ones of the queue, and there are none without a stream.  The messages in doubt are the first
 ones as well.
@@ -33,7 +36,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, assert_never
 
 import msgspec
 from typing_extensions import override
@@ -577,6 +580,82 @@ def _cut(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return _cut(batch.slice(0, half)) + _cut(batch.slice(half))
 
 
+class Identity:
+    """How the log knows the producer: by its name and claim, and what it may write.
+
+    Args: those of `ProducerClient`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        claim: Claim | None,
+        expected: str | msgspec.UnsetType | None,
+        *,
+        is_named: bool,
+    ) -> None:
+        self.name = name
+        self.claim = claim
+        """Given, or what the log has said in its first reply."""
+        self.expected = expected
+        self.is_named = is_named or claim is not None
+        """Whether the machine may not change the name."""
+        self.is_single = claim is not None or expected is not msgspec.UNSET
+        """Whether all of it is one message."""
+        self.heard_at = 0.0
+        """When a proxy was last heard, or was first sent something again."""
+        self._generated = name
+        self._renamed = 0  # how often
+
+    def begin_anew(self) -> None:
+        """Take another name."""
+        self._renamed += 1
+        self.name, self.claim = f"{self._generated}-{self._renamed}", None
+
+    def is_forgotten(self, outbox: Outbox[Any], claim: Claim, last: int, now: float) -> bool:
+        """Return whether the log may have forgotten acknowledged or doubtful records of the claim.
+
+        It would then take them a second time.  `last` is the last sequence that it knows.
+        """
+        first = outbox.first
+        if first > claim.base or not outbox.is_in_doubt:
+            return last < first - 1
+        # No record was acknowledged yet, so a log that never had one and a log that forgot them
+        # answer the same.  Only the time since the last message shows which of them it can be.
+        kept_ms = KEPT_MS if self.is_named else GENERATED_KEPT_MS
+        return last < first and 1000 * (now - self.heard_at) > kept_ms
+
+
+class PutStream:
+    """A stream to a proxy, from its opening on."""
+
+    def __init__(self, schema: pa.Schema, now: float, *, is_due: bool = False) -> None:
+        self.schema = schema
+        self.ready: Ready | None = None
+        self.first = 0
+        """The sequence of its first record."""
+        self.draining: Draining | None = None
+        self.owed_since = now
+        """When the proxy was last heard, or began to owe a reply."""
+        self.is_due = is_due
+        """Whether SEND_SOON is under way."""
+        self.is_sending = False
+        """Whether a `Send` is under way."""
+        self.is_timed = False
+        """Whether an `After` is under way."""
+
+    def timed(self, now: float) -> Sequence[After]:
+        """Have the silence of the proxy checked when it would be too long."""
+        if self.is_timed:
+            return ()
+        self.is_timed = True
+        return [After(self.owed_since + SILENCE_S - now)]
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self.is_sending = self.is_timed = self.is_due = False
+
+
 class ProducerClient(Machine[ClientState], Generic[_Ticket]):
     """One producer of one log; a `_Ticket` identifies a caller.
 
@@ -604,8 +683,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         bytes_max: int = PENDING_BYTES_MAX,
     ) -> None:
         self.state = TRANSITIONS.start
-        self.name = name
-        """The name under which the log knows the records."""
+        self.identity = Identity(name, claim, expected, is_named=is_named)
+        self.outbox: Outbox[_Ticket] = Outbox(bytes_max=bytes_max, admit=self._admit)
         self.error: DLError | None = None
         self.is_closing = False
         """Whether no more records are accepted, because of `Close` or `Abort`."""
@@ -614,51 +693,20 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         self.last_dlsn: DLSN | None = None
         """The highest known position of a durable record."""
         self._log = log
-        self._is_named = is_named or claim is not None
-        self._generated = name
-        self._renamed = 0  # how often
-        self._expected = expected
-        self._is_single = claim is not None or expected is not msgspec.UNSET
-        self._outbox: Outbox[_Ticket] = Outbox(bytes_max=bytes_max, admit=self._admit)
-        self._claim = claim
-        self._heard_at = 0.0  # when a proxy was last heard, or was first sent something again
         self._failed_with = 0  # number of records that were unacknowledged at the failure
-        self._is_due = False  # SEND_SOON is under way
-        # The open stream:
-        self._schema: pa.Schema = None
-        self._ready: Ready | None = None
-        self._first = 0  # the sequence of its first record
-        self._is_sending = False  # a Send is under way
-        self._owed_since = 0.0  # when the proxy was last heard, or began to owe a reply
-        self._is_timed = False  # an After is under way
-        self._draining: Draining | None = None
+        self._stream = PutStream(None, 0.0)  # the last one; none is open yet
 
     def __repr__(self) -> str:
-        return f"{self._outbox!r} {self.state.name}"
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence of the next record that is accepted."""
-        return self._outbox.next_sequence
+        return f"{self.outbox!r} {self.state.name}"
 
     @property
     def lost(self) -> int:
         """The number of accepted records that are not known to be durable."""
-        return self._failed_with + len(self._outbox)
-
-    @property
-    def last_txid(self) -> int:
-        """The highest transaction id of a record that was written by itself; -1: there is none."""
-        return self._outbox.last_txid
-
-    @property
-    def has_room(self) -> bool:
-        """Whether at most a quarter of the limit is pending."""
-        return self._outbox.has_room
+        return self._failed_with + len(self.outbox)
 
     @property
     def _is_done(self) -> bool:
-        return self.is_closing and not len(self._outbox)
+        return self.is_closing and not len(self.outbox)
 
     def write(self, txid: int, payload: bytes, ticket: _Ticket) -> Sequence[Effect[_Ticket]]:
         """Return the effects of a record; its position is answered to `ticket`.
@@ -668,8 +716,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         Raises: AlreadyClosedError, WriteError, OverCapacityError, and as `checked_payload`; nothing
         is changed then.
         """
-        self._outbox.add_record(txid, payload, ticket)
-        return _NOTHING if self._is_due else self._send_soon()
+        self.outbox.add_record(txid, payload, ticket)
+        return _NOTHING if self._stream.is_due else self._send_soon()
 
     def handle(  # noqa: C901 - one case for each kind
         self, event: Event[_Ticket]
@@ -681,20 +729,20 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         """
         match event:
             case SendDue(now):
-                self._is_due = False
+                self._stream.is_due = False
                 return self._go_on(now)
             case Sent(now):
-                self._is_sending = False
+                self._stream.is_sending = False
                 return self._go_on(now)
             case Replied(reply, now):
                 return self._replied(reply, now)
             case WriteBatch(batch, ticket):
                 self._admit()
-                self._outbox.add_batch(batch, ticket, whole=self._is_single)
-                self.is_closing |= self._is_single
+                self.outbox.add_batch(batch, ticket, whole=self.identity.is_single)
+                self.is_closing |= self.identity.is_single
                 return self._send_soon()
             case Flush(ticket):
-                if not self._outbox.add_barrier(ticket):
+                if not self.outbox.add_barrier(ticket):
                     return [Progress([(ticket, None)])]
                 return self._send_soon()
             case Begin(now):
@@ -704,11 +752,11 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             case RetryDue(now):
                 return self._retry(now) if self.state is _PAUSED else _NOTHING
             case SilenceDue(now):
-                self._is_timed = False
+                self._stream.is_timed = False
                 return self._check_silence(now)
             case Close(now):
                 self.is_closing = True
-                self._outbox.revoke()
+                self.outbox.revoke()
                 return self._go_on(now)
             case Abort(error):
                 self.is_closing = True
@@ -734,79 +782,79 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
 
     def _admit(self) -> bool:
         self.require_open()
-        self._outbox.require_room(self._log)
+        self.outbox.require_room(self._log)
         return True
 
     # Sending
 
     def _send_soon(self) -> Sequence[Effect[_Ticket]]:
-        if self._is_due or self._is_sending:
+        if self._stream.is_due or self._stream.is_sending:
             return _NOTHING  # more records may come in this turn, and become one message
         assert self.state not in (_CLOSED, _FAILED)
         if self.state not in (_IDLE, _SENDING):
             return _NOTHING
-        self._is_due = True
+        self._stream.is_due = True
         return _SEND_SOON
 
     def _go_on(self, now: float) -> Sequence[Effect[_Ticket]]:
         """Do all that is due in this state."""
         if self.state is _SENDING:
-            return _NOTHING if self._is_sending else self._send_next(now)
+            return _NOTHING if self._stream.is_sending else self._send_next(now)
         if self.state in (_IDLE, _PAUSED) and self._is_done:
             return self._close()
-        return self._open(now) if self.state is _IDLE and len(self._outbox) else _NOTHING
+        return self._open(now) if self.state is _IDLE and len(self.outbox) else _NOTHING
 
     def _open(self, now: float) -> Sequence[Effect[_Ticket]]:
-        message = self._outbox.look()
+        message = self.outbox.look()
         # The first stream of a writer has nothing to send yet: its records may be of any schema.
-        self._schema = byte_log_schema() if message is None else message.batch.schema
+        schema = byte_log_schema() if message is None else message.batch.schema
         self._become(_OPENING)
-        self._ready = self._draining = None
-        self._owed_since = now
-        opening = OpenStream(self._claim or self.name, self._schema, self._expected)
-        return [opening, *self._timed(now)]
+        self._stream = PutStream(schema, now, is_due=self._stream.is_due)
+        identity = self.identity
+        opening = OpenStream(identity.claim or identity.name, schema, identity.expected)
+        return [opening, *self._stream.timed(now)]
 
     def _send_next(self, now: float) -> Sequence[Effect[_Ticket]]:
-        outbox, ready = self._outbox, self._ready
+        outbox, ready = self.outbox, self._stream.ready
         assert ready is not None
         message = outbox.look()
         if message is None:
             return self._end_sending(now) if self._is_done else _NOTHING
-        if message.batch.schema != self._schema:
+        if message.batch.schema != self._stream.schema:
             # A stream has one schema: the next stream gets this message.
             return _NOTHING if outbox.has_in_flight else [*self._close_stream(), *self._open(now)]
         if outbox.sent_bytes >= ready.window_bytes:
             return _NOTHING
         while len(data := _encoded(message)) > ready.message_bytes_max:
-            if self._is_single or not outbox.split():
+            if self.identity.is_single or not outbox.split():
                 return self._fail(too_long(data, ready.message_bytes_max))
         if not outbox.has_in_flight:
             # A proxy without unacknowledged messages may be silent: its time starts now.
-            self._heard_at = self._owed_since = now
+            self.identity.heard_at = self._stream.owed_since = now
         outbox.sent()
-        self._is_sending = True
-        effects = [Send(data), *self._timed(now)]
-        return [*effects, *self._end_sending(now)] if self._is_single else effects
+        self._stream.is_sending = True
+        effects: Sequence[Effect[_Ticket]] = [Send(data), *self._stream.timed(now)]
+        return [*effects, *self._end_sending(now)] if self.identity.is_single else effects
 
     def _end_sending(self, now: float) -> Sequence[Effect[_Ticket]]:
         self._become(_ENDING)
-        self._owed_since = now
-        return [Call.END_SENDING, *self._timed(now)]
+        self._stream.owed_since = now
+        return [Call.END_SENDING, *self._stream.timed(now)]
 
     # Replies
 
     def _replied(self, reply: PutReply, now: float) -> Sequence[Effect[_Ticket]]:
-        self._owed_since = now
+        self._stream.owed_since = now
         if self.state is _OPENING:
             return self._take_up(reply.ready, now)
-        self._heard_at = now
+        self.identity.heard_at = now
         if reply.acked is not None:
             return self._acknowledged(reply.acked, reply.ends, now)
         if reply.draining is not None:
-            self._draining = reply.draining
+            self._stream.draining = reply.draining
             if self.state is _SENDING:
                 self._become(_DRAINED)
-                return [Call.END_SENDING, *self._timed(now)]
+                return [Call.END_SENDING, *self._stream.timed(now)]
         return _NOTHING
 
     def _take_up(self, ready: Ready | None, now: float) -> Sequence[Effect[_Ticket]]:
@@ -814,51 +862,39 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         if ready is None or ready.producer is None or ready.sequence is None:
             silent = "a proxy did not say that it is ready for a producer"
             return self._fail(UnexpectedError(silent))
-        if self._claim is None:
-            self._claim = ready.producer
-            self._outbox.begin(ready.producer.base)
-        elif self._is_forgotten(ready.producer, ready.sequence, now):
+        identity = self.identity
+        if identity.claim is None:
+            identity.claim = ready.producer
+            self.outbox.begin(ready.producer.base)
+        elif identity.is_forgotten(self.outbox, ready.producer, ready.sequence, now):
             return [Call.OPENED, *self._stream_ended(StreamEnded(self._forgotten(), again=False))]
         effects: list[Effect[_Ticket]] = [Call.OPENED]
         # A single message is sent again in any case, because only its reply has its position.
-        if not self._is_single and (told := self._outbox.durable_before(ready.sequence)):
+        if not self.identity.is_single and (told := self.outbox.durable_before(ready.sequence)):
             effects.append(self._progress(told))
         self._become(_SENDING)
-        self._ready = ready
-        self._first = self._outbox.first
-        self._heard_at = now
+        self._stream.ready = ready
+        self._stream.first = self.outbox.first
+        self.identity.heard_at = now
         return [*effects, *self._send_next(now)]
 
-    def _is_forgotten(self, claim: Claim, last: int, now: float) -> bool:
-        """Return whether the log may have forgotten acknowledged or doubtful records of the claim.
-
-        It would then take them a second time.  `last` is the last sequence that it knows.
-        """
-        first = self._outbox.first
-        if first > claim.base or not self._outbox.is_in_doubt:
-            return last < first - 1
-        # No record was acknowledged yet, so a log that never had one and a log that forgot them
-        # answer the same.  Only the time since the last message shows which of them it can be.
-        kept_ms = KEPT_MS if self._is_named else GENERATED_KEPT_MS
-        return last < first and 1000 * (now - self._heard_at) > kept_ms
-
     def _forgotten(self) -> ProducerFencedError:
-        told = f"log {self._log!r} does not know producer {self.name!r} any more"
-        if self._outbox.is_in_doubt:
-            told += f", and may hold some of {counted(len(self._outbox))} that it sent, or not"
+        told = f"log {self._log!r} does not know producer {self.identity.name!r} any more"
+        if self.outbox.is_in_doubt:
+            told += f", and may hold some of {counted(len(self.outbox))} that it sent, or not"
         return ProducerFencedError(told)
 
     def _acknowledged(
         self, acked: int, ends: Iterable[End], now: float
     ) -> Sequence[Effect[_Ticket]]:
-        first = self._first
+        first = self._stream.first
         by_sequence = [(first + end.records - 1, end) for end in ends]
         try:
-            told = self._outbox.acknowledged(first + acked - 1, by_sequence)
+            told = self.outbox.acknowledged(first + acked - 1, by_sequence)
         except DLError as error:
             return self._fail(error)
         progress = self._progress(told)
-        if self._is_single and self._is_done:
+        if self.identity.is_single and self._is_done:
             return [progress, *self._close()]
         return [progress, *self._go_on(now)]
 
@@ -873,11 +909,11 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         if self._is_done:
             return self._close()
         again = end.again
-        if isinstance(end.error, ProducerFencedError) and not self._is_named:
+        if isinstance(end.error, ProducerFencedError) and not self.identity.is_named:
             again = self._begins_anew()
         if not again:
             return self._fail(end.error)
-        drained_to = None if self._draining is None else self._draining.location
+        drained_to = None if self._stream.draining is None else self._stream.draining.location
         self._become(_PAUSED)
         retry = Retry(end.error, end.location or drained_to, end.retry_after_s)
         return [*self._close_stream(), retry]
@@ -888,36 +924,28 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         Messages of the last stream are not in doubt: a proxy acknowledges all messages that it took
         before it refuses the stream.
         """
-        if self._outbox.is_in_doubt:
+        if self.outbox.is_in_doubt:
             return False
-        self._outbox.refused()
-        self._renamed += 1
-        self.name, self._claim = f"{self._generated}-{self._renamed}", None
+        self.outbox.refused()
+        self.identity.begin_anew()
         return True
 
     def _close_stream(self) -> Sequence[Effect[_Ticket]]:
-        self._outbox.begin_again()
-        self._is_sending = self._is_timed = self._is_due = False
+        self.outbox.begin_again()
+        self._stream.close()
         return [Call.CLOSE_STREAM]
 
     def _retry(self, now: float) -> Sequence[Effect[_Ticket]]:
-        if len(self._outbox) or self._claim is None:
+        if len(self.outbox) or self.identity.claim is None:
             return self._open(now)
         self._become(_IDLE)
         return [Progress(())]
 
-    def _timed(self, now: float) -> Sequence[Effect[_Ticket]]:
-        """Have the silence of the proxy checked when it would be too long."""
-        if self._is_timed:
-            return _NOTHING
-        self._is_timed = True
-        return [After(self._owed_since + SILENCE_S - now)]
-
     def _check_silence(self, now: float) -> Sequence[Effect[_Ticket]]:
-        if self.state is _SENDING and not self._outbox.has_in_flight:
+        if self.state is _SENDING and not self.outbox.has_in_flight:
             return _NOTHING
-        if now < self._owed_since + SILENCE_S:
-            return self._timed(now)
+        if now < self._stream.owed_since + SILENCE_S:
+            return self._stream.timed(now)
         silence = ProxyUnavailableError(f"a proxy said nothing for {SILENCE_S:g} s")
         return self._stream_ended(StreamEnded(silence, again=True))
 
@@ -932,23 +960,23 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             return _NOTHING
         self._become(_FAILED)
         self.error = error
-        self._failed_with = len(self._outbox)
+        self._failed_with = len(self.outbox)
         effects = self._close_stream()
-        return [*effects, Ended(error, self._outbox.drain())]
+        return [*effects, Ended(error, self.outbox.drain())]
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        outbox, state = self._outbox, self.state
+        outbox, state = self.outbox, self.state
         outbox.validate()
         assert not outbox.has_in_flight or state in _READY
-        assert not self._is_sending or state in _READY
-        assert not self._is_timed or state is _OPENING or state in _READY
+        assert not self._stream.is_sending or state in _READY
+        assert not self._stream.is_timed or state is _OPENING or state in _READY
         assert (
-            self._is_timed
+            self._stream.is_timed
             or state in (_IDLE, _PAUSED, _CLOSED, _FAILED)
             or (state is _SENDING and not outbox.has_in_flight)
         )
-        assert (self._ready is not None) or state not in _READY
+        assert (self._stream.ready is not None) or state not in _READY
         assert (self.error is not None) == (state is _FAILED)
         assert state not in (_CLOSED, _FAILED) or not len(outbox)
         assert state is not _CLOSED or self.is_closing

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from dlcore.flight.producer_client import Outbox, ProducerClient
+from dlcore.flight.producer_client import Identity, Outbox, ProducerClient
 from dlcore.flight.producer_server import Ack, StreamAcks
 from dlcore.log.writing.producers import Durable, Fresh, Producers
 from tests.model.producers import LARGE, SMALL, Model, Scope, search
@@ -101,7 +101,7 @@ _open = ProducerClient._open
 
 
 def _begun_anew(self: ProducerClient[Any], now: float) -> Any:
-    self._claim = None
+    self.identity.claim = None
     return _open(self, now)
 
 
@@ -117,7 +117,7 @@ _begins_anew = ProducerClient._begins_anew
 
 
 def _renamed_in_doubt(self: ProducerClient[Any]) -> bool:
-    self._outbox._doubted = 0
+    self.outbox._doubted = 0
     return _begins_anew(self)
 
 
@@ -176,7 +176,7 @@ MUTANTS: dict[str, tuple[Scope, type[Model], tuple[_Change, ...]]] = {
     "a log that forgot is believed": (
         _FORGETS,
         Model,
-        ((ProducerClient, "_is_forgotten", lambda *_: False),),
+        ((Identity, "is_forgotten", lambda *_: False),),
     ),
 }
 

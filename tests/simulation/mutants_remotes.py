@@ -19,7 +19,7 @@ def each_stream_is_of_a_new_incarnation() -> Iterator[None]:
     begin = ProducerClient._open
 
     def anew(self: ProducerClient[Any], now: float) -> Any:
-        self._claim = None
+        self.identity.claim = None
         return begin(self, now)
 
     with (

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dlcore.backends.flight.planning import get_info
 from dlcore.flight import producer_client
-from dlcore.flight.producer_client import ProducerClient
+from dlcore.flight.producer_client import Identity, ProducerClient
 from dlcore.flight.producer_server import Begun, Effect, Event, ProducerServer
 from dlcore.flight.tickets import Ticket
 from dlcore.log.entries.stamp import KEPT_MS, Claim, ProducerRow, Stamp
@@ -177,13 +177,13 @@ def only_a_segment_begins_with_a_list() -> Iterator[None]:
 )
 def a_named_writer_in_doubt_believes_what_it_is_told() -> Iterator[None]:
     """It sends again what a log may hold that has forgotten it."""
-    is_forgotten = ProducerClient._is_forgotten
+    is_forgotten = Identity.is_forgotten
 
-    def careless(self: ProducerClient[Any], claim: Claim, last: int, now: float) -> bool:
+    def careless(self: Identity, *about: Any) -> bool:
         with patch.object(producer_client, "KEPT_MS", 2**60):
-            return is_forgotten(self, claim, last, now)
+            return is_forgotten(self, *about)
 
-    with patch.object(ProducerClient, "_is_forgotten", careless):
+    with patch.object(Identity, "is_forgotten", careless):
         yield
 
 
@@ -193,9 +193,9 @@ def the_silence_of_an_idle_stream_counts() -> Iterator[None]:
     send_next = ProducerClient._send_next
 
     def counting(self: ProducerClient[Any], now: float) -> Any:
-        owed_since = self._owed_since
+        owed_since = self._stream.owed_since
         effects = send_next(self, now)
-        self._owed_since = owed_since
+        self._stream.owed_since = owed_since
         return effects
 
     with patch.object(ProducerClient, "_send_next", counting):

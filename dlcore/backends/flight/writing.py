@@ -100,7 +100,7 @@ class FlightWriter(AsyncLogWriter):
     @property
     @override
     def producer(self) -> str:
-        return self._machine.name
+        return self._machine.identity.name
 
     @property
     @override
@@ -110,12 +110,12 @@ class FlightWriter(AsyncLogWriter):
     @property
     @override
     def next_sequence(self) -> int:
-        return self._machine.next_sequence
+        return self._machine.outbox.next_sequence
 
     @property
     @override
     def last_txid(self) -> int:
-        return self._machine.last_txid
+        return self._machine.outbox.last_txid
 
     @override
     def _describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
@@ -147,7 +147,7 @@ class FlightWriter(AsyncLogWriter):
     @override
     async def wait_for_capacity(self) -> None:
         progress = self._driver.progress
-        while not self._machine.has_room and self._machine.error is None:
+        while not self._machine.outbox.has_room and self._machine.error is None:
             progress.clear()
             await progress.wait()
 

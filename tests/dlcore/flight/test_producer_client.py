@@ -32,9 +32,11 @@ from dlcore.flight.producer_client import (
     Ended,
     Fail,
     Flush,
+    Identity,
     OpenStream,
     ProducerClient,
     Progress,
+    PutStream,
     Replied,
     Retry,
     RetryDue,
@@ -161,7 +163,7 @@ def test_records_are_gathered_sent_and_acknowledged() -> None:
         ("c", DLSN(1, 1, 0)),
     ]
     machine = client.machine
-    assert (machine.last_dlsn, machine.next_sequence, machine.lost) == (DLSN(1, 1, 0), 3, 0)
+    assert (machine.last_dlsn, machine.outbox.next_sequence, machine.lost) == (DLSN(1, 1, 0), 3, 0)
     assert repr(machine) == "<Outbox 0 records, 0 messages in flight> SENDING"
 
 
@@ -305,7 +307,7 @@ def test_a_forgotten_writer_takes_another_name(acked: int) -> None:
     client.hear(acked=acked)
     client.write("c", "d")
     _, retry = client.tell(FENCED)
-    assert (retry.error, client.machine.name) == (FENCED.error, "_p-1")
+    assert (retry.error, client.machine.identity.name) == (FENCED.error, "_p-1")
     assert client.tell(RetryDue)[0].producer == "_p-1"
     new = msgspec.structs.replace(CLAIM, name="_p-1", base=5)
     effects = client.ready(4, new) + client.tell(Sent)
@@ -327,7 +329,7 @@ def test_a_log_that_knows_less_than_it_acknowledged_has_forgotten() -> None:
             assert str(client.machine.error) == "log 'clicks' does not know producer '_p' any more"
         else:
             assert isinstance(effects[-1], Retry)
-            assert client.machine.name == "_p-1"
+            assert client.machine.identity.name == "_p-1"
 
 
 def test_a_fence_ends_a_writer_with_a_name_or_doubts() -> None:
@@ -380,10 +382,14 @@ def test_a_record_without_room_changes_nothing() -> None:
     with pytest.raises(OverCapacityError):
         client.tell(Write(0, b"", "b"))
     machine = client.machine
-    assert (machine.has_room, machine.next_sequence, machine.last_txid) == (False, 1, -1)
+    assert (machine.outbox.has_room, machine.outbox.next_sequence, machine.outbox.last_txid) == (
+        False,
+        1,
+        -1,
+    )
     client.tell(SendDue, Sent)
     client.hear(acked=1)
-    assert client.machine.has_room
+    assert client.machine.outbox.has_room
 
 
 def test_what_is_over_takes_no_record() -> None:
@@ -550,3 +556,27 @@ def test_an_append_with_a_claim_that_the_log_holds_is_sent_for_its_position() ->
 def test_a_claim_that_is_not_the_logs_fails() -> None:
     """No other name is taken, under which the records would be written again."""
     assert ended(claimed().tell(FENCED)) == (ProducerFencedError, ["rows"])
+
+
+def test_a_stream_asks_for_one_look_at_silence_at_a_time() -> None:
+    """It is due when the proxy has owed a reply for too long, whenever the look is asked for."""
+    stream = PutStream(byte_log_schema(), 10.0)
+    assert stream.timed(12.0) == [After(SILENCE_S - 2.0)]
+    assert stream.timed(13.0) == ()
+    stream.is_sending = stream.is_due = True
+    stream.close()
+    assert (stream.is_sending, stream.is_due, stream.is_timed) == (False, False, False)
+
+
+def test_a_name_that_was_generated_may_be_changed() -> None:
+    """The claim is asked for anew; one that a caller made is as fixed as a name that it gave."""
+    identity = Identity("_p", None, msgspec.UNSET, is_named=False)
+    for _ in range(2):
+        identity.claim = CLAIM
+        identity.begin_anew()
+        assert identity.claim is None
+    assert identity.name == "_p-2"
+    assert (identity.is_named, identity.is_single) == (False, False)
+    claimed = Identity("p", CLAIM, msgspec.UNSET, is_named=False)
+    assert (claimed.is_named, claimed.is_single) == (True, True)
+    assert Identity("p", None, None, is_named=False).is_single
