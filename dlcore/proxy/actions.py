@@ -231,7 +231,7 @@ class Actions:
     async def _changed(self, request: ChangeRequest) -> AsyncGenerator[DirectLog, None]:
         """Open a log to change it; if this proxy owns it, release it first, so the lock is free."""
         name = validate_log_name(request.log)
-        log = await self._owner_of_logs.open(name)
+        log = await self._owner_of_logs.writers.open(name)
         if request.log_id not in (None, log.log_id):
             raise LogNotFoundError(
                 f"log {name!r} has the id {log.log_id}, and the request expects {request.log_id}: "
@@ -239,7 +239,7 @@ class Actions:
             )
         await self._owner_of_logs.release(name)
         try:
-            with self._owner_of_logs.redirecting(name):
+            with self._owner_of_logs.writers.redirecting(name):
                 yield log
         except OwnershipAcquireFailedError as error:
             if error.owner != self._membership.location:

@@ -13,7 +13,7 @@ from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode
 from dlcore.proxy.membership import Membership
-from dlcore.proxy.writing.owner import LogOwner
+from dlcore.proxy.writing.owner import WriterOpener
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -130,12 +130,12 @@ def a_client_that_does_not_reach_an_owner_is_proof_enough() -> Iterator[None]:
 @caught_by(_OWNERS("a_lock_is_broken_on_the_word_of_a_client_and_ones_own_look"))
 def an_owner_that_refuses_this_proxy_is_proof_enough() -> Iterator[None]:
     """A lock is broken though no client said that it did not reach its owner."""
-    makes_way = LogOwner._makes_way
+    makes_way = WriterOpener._makes_way
 
-    async def eager(self: LogOwner, log: DirectLog, owner: str, _: Collection[str]) -> bool:
+    async def eager(self: WriterOpener, log: DirectLog, owner: str, _: Collection[str]) -> bool:
         return await makes_way(self, log, owner, [owner])
 
-    with patch.object(LogOwner, "_makes_way", eager):
+    with patch.object(WriterOpener, "_makes_way", eager):
         yield
 
 

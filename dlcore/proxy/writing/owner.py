@@ -48,17 +48,138 @@ _LEAVE_S = 5.0
 """Time that streams get to send their last acknowledgements."""
 
 
-class LogOwner:
-    """The logs that one proxy owns."""
+class WriterOpener:
+    """Opens the writers of a proxy, which need the locks of the logs."""
 
     def __init__(
         self, namespace: DirectNamespace, membership: Membership, config: ProxyConfig
     ) -> None:
         self._namespace = namespace
         self._membership = membership
+        self._config = replace(namespace.log_context.config, lock_timeout_s=config.lock_timeout_s)
+
+    async def open(self, name: str, *, lock_timeout_s: float | None = None) -> DirectLog:
+        """Open a log; its writers wait for the lock for `lock_timeout_s`, or as configured.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+        config = self._config
+        if lock_timeout_s is not None:
+            config = replace(config, lock_timeout_s=lock_timeout_s)
+        return await self._namespace.open_log(name, config=config)
+
+    @contextlib.contextmanager
+    def redirecting(self, name: str) -> Iterator[None]:
+        """Turn a failed acquisition into `LogElsewhereError` if another live proxy is the owner."""
+        try:
+            yield
+        except OwnershipAcquireFailedError as error:
+            if error.owner in self._membership.live - {self._membership.location}:
+                raise elsewhere(name, Elsewhere(error.owner)) from error
+            raise
+
+    async def open_writer(
+        self,
+        name: str,
+        producers: Producers[asyncio.Future[DLSN]],
+        unreached: Collection[str],
+    ) -> DirectWriter:
+        """Open a writer of the log that has this name once we have its lock.
+
+        `unreached` has the locations of proxies that a client did not reach.
+
+        Raises: as `LogOwner.get`.
+        """
+        writer = await self._locked(name, producers, unreached)
+        await self._require_same(name, writer)
+        return writer
+
+    async def _locked(
+        self,
+        name: str,
+        producers: Producers[asyncio.Future[DLSN]],
+        unreached: Collection[str],
+    ) -> DirectWriter:
+        log = await self.open(name, lock_timeout_s=0.0)
+        try:
+            return await log.open_writer(producers=producers)
+        except OwnershipAcquireFailedError as error:
+            owner = error.owner
+            if not await self._makes_way(log, owner, unreached):
+                with self.redirecting(name):
+                    raise
+        # The holder of the lock is gone, or about to release it: now wait for the lock.
+        log = await self.open(name)
+        return await log.open_writer(producers=producers)
+
+    async def _makes_way(self, log: DirectLog, owner: str, unreached: Collection[str]) -> bool:
+        """Return whether the lock of a log will soon be free, or was deleted here.
+
+        We delete it in two cases.  An earlier process at this proxy's own location left it.  Or a
+        client did not reach the owner, and the owner refuses our connections as well.
+        """
+        membership = self._membership
+        is_here = owner == membership.location
+        if not is_here and owner not in membership.live:
+            return True
+        if is_here or (owner in unreached and await membership.is_gone(owner)):
+            key = LogKey(name=log.name, log_id=log.log_id)
+            if await self._namespace.log_context.logs.break_lock(key, owner):
+                logger.warning(
+                    "log=%s: its lock was left by %s, which is gone; to do: nothing, this proxy "
+                    "takes it",
+                    log.name,
+                    owner,
+                )
+                return True
+        return is_here
+
+    async def _require_same(self, name: str, writer: DirectWriter) -> None:
+        """End the writer if the log was renamed or deleted before we had its lock.
+
+        Clients that use the name mean another log by then, if there is one.
+        """
+        is_same = False
+        try:
+            found = await self._namespace.log_context.logs.find_existing([name])
+            is_same = [each.log_id for each in found] == [writer.log_id]
+        finally:
+            if not is_same:
+                await writer.abort()
+        if not is_same:
+            raise LogNotReadyError(f"log {name!r} changed while it was acquired: try again")
+
+    async def require_named(self, name: str, log_id: str | None) -> None:
+        """Raise if the log of this id is gone, or has another name."""
+        found = await self._namespace.log_context.logs.find(name, log_id)
+        if found.name != name:
+            raise LogRenamedError(f"log {name!r} is called {found.name!r} by now: open it again")
+
+    async def wait_until_locked(self, key: LogKey) -> None:
+        """Return once a writer has the lock of a log.  Raises: MetadataError."""
+        context, changed = self._namespace.log_context, asyncio.Event()
+        unsubscribe = context.store.watch(
+            context.logs.paths_of(key).lock, changed.set, children=False
+        )
+        try:
+            while await context.logs.read_lock(key) is None:
+                await changed.wait()
+                changed.clear()
+        finally:
+            unsubscribe()
+
+
+class LogOwner:
+    """The logs that one proxy owns."""
+
+    def __init__(
+        self, namespace: DirectNamespace, membership: Membership, config: ProxyConfig
+    ) -> None:
+        self.writers = WriterOpener(namespace, membership, config)
+        self._membership = membership
         self._config = config
         context = namespace.log_context
-        self._log_config = replace(context.config, lock_timeout_s=config.lock_timeout_s)
+        self._clock = context.clock
         self._ownership = Ownership(membership.location, logs_max=config.logs_max)
         self._logs: dict[str, OwnedLog] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}  # log -> its acquisition or release
@@ -99,33 +220,22 @@ class LogOwner:
             DLError: the log cannot be acquired.
         """
         async with self.bounded():
-            return await self._checked(name, log_id, unreachable)
+            try:
+                log = await self._get(name, unreachable)
+            except (LogNotFoundError, LogElsewhereError):
+                # Do not redirect a client for a log that is gone.
+                await self.writers.require_named(name, log_id)
+                raise
+            if log_id not in (None, log.log_id):
+                await self.writers.require_named(name, log_id)
+                error = LogNotReadyError(f"log {name!r} was created again: try again")
+                self.lost(name, log, error)
+                raise error
+            return log
 
     def bounded(self) -> AbstractAsyncContextManager[None]:
         """Bound a block that needs the metadata store; see `Outages.bounded`."""
         return self._membership.outages.bounded()
-
-    async def _checked(
-        self, name: str, log_id: str | None, unreachable: Collection[str]
-    ) -> OwnedLog:
-        try:
-            log = await self._get(name, unreachable)
-        except (LogNotFoundError, LogElsewhereError):
-            # Do not redirect a client for a log that is gone.
-            await self._require_named(name, log_id)
-            raise
-        if log_id not in (None, log.log_id):
-            await self._require_named(name, log_id)
-            error = LogNotReadyError(f"log {name!r} was created again: try again")
-            self.lost(name, log, error)
-            raise error
-        return log
-
-    async def _require_named(self, name: str, log_id: str | None) -> None:
-        """Raise if the log of this id is gone, or has another name."""
-        found = await self._namespace.log_context.logs.find(name, log_id)
-        if found.name != name:
-            raise LogRenamedError(f"log {name!r} is called {found.name!r} by now: open it again")
 
     async def _get(self, name: str, unreachable: Collection[str]) -> OwnedLog:
         passed_over = set(unreachable) - {self._membership.location}
@@ -226,26 +336,6 @@ class LogOwner:
         await self.drain()
         await self._tasks.aclose()
 
-    async def open(self, name: str, *, lock_timeout_s: float | None = None) -> DirectLog:
-        """Open a log; its writers wait for the lock for `lock_timeout_s`, or as configured.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-        config = self._log_config
-        if lock_timeout_s is not None:
-            config = replace(config, lock_timeout_s=lock_timeout_s)
-        return await self._namespace.open_log(name, config=config)
-
-    @contextlib.contextmanager
-    def redirecting(self, name: str) -> Iterator[None]:
-        """Turn a failed acquisition into `LogElsewhereError` if another live proxy is the owner."""
-        try:
-            yield
-        except OwnershipAcquireFailedError as error:
-            if error.owner in self._membership.live - {self._membership.location}:
-                raise elsewhere(name, Elsewhere(error.owner)) from error
-            raise
-
     def _change(
         self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
     ) -> asyncio.Future[None]:
@@ -261,12 +351,11 @@ class LogOwner:
     async def _acquire(self, unreached: Collection[str], name: str) -> None:
         try:
             producers: Producers[asyncio.Future[DLSN]] = Producers()
-            writer = await self._open_writer(name, producers, unreached)
-            await self._require_same(name, writer)
+            writer = await self.writers.open_writer(name, producers, unreached)
         except BaseException:
             self._ownership.gone(name)
             raise
-        log = self._logs[name] = OwnedLog(writer, self._namespace.log_context.clock, producers)
+        log = self._logs[name] = OwnedLog(writer, self._clock, producers)
         log.unreached = frozenset(unreached)
         self._ownership.acquired(name)
         self.acquired_count += 1
@@ -285,76 +374,14 @@ class LogOwner:
         Clients that request the log meanwhile wait.
         """
         log = self._logs[name]
-        context, changed = self._namespace.log_context, asyncio.Event()
-        key = LogKey(name=name, log_id=log.log_id)
-        path = context.logs.paths_of(key).lock
-        unsubscribe = context.store.watch(path, changed.set, children=False)
         try:
             await self._end_writer(name, log)
             async with asyncio.timeout(_GIVE_WAY_S):
-                while await context.logs.read_lock(key) is None:
-                    await changed.wait()
-                    changed.clear()
+                await self.writers.wait_until_locked(LogKey(name=name, log_id=log.log_id))
         except (TimeoutError, DLError) as error:
             logger.info("log=%s: no writer took its lock: %s", name, type(error).__name__)
         finally:
-            unsubscribe()
             self._gone(name)
-
-    async def _require_same(self, name: str, writer: DirectWriter) -> None:
-        """End the writer if the log was renamed or deleted before we had its lock.
-
-        Clients that use the name mean another log by then, if there is one.
-        """
-        is_same = False
-        try:
-            found = await self._namespace.log_context.logs.find_existing([name])
-            is_same = [each.log_id for each in found] == [writer.log_id]
-        finally:
-            if not is_same:
-                await writer.abort()
-        if not is_same:
-            raise LogNotReadyError(f"log {name!r} changed while it was acquired: try again")
-
-    async def _open_writer(
-        self,
-        name: str,
-        producers: Producers[asyncio.Future[DLSN]],
-        unreached: Collection[str],
-    ) -> DirectWriter:
-        log = await self.open(name, lock_timeout_s=0.0)
-        try:
-            return await log.open_writer(producers=producers)
-        except OwnershipAcquireFailedError as error:
-            owner = error.owner
-            if not await self._makes_way(log, owner, unreached):
-                with self.redirecting(name):
-                    raise
-        # The holder of the lock is gone, or about to release it: now wait for the lock.
-        log = await self.open(name)
-        return await log.open_writer(producers=producers)
-
-    async def _makes_way(self, log: DirectLog, owner: str, unreached: Collection[str]) -> bool:
-        """Return whether the lock of a log will soon be free, or was deleted here.
-
-        We delete it in two cases.  An earlier process at this proxy's own location left it.  Or a
-        client did not reach the owner, and the owner refuses our connections as well.
-        """
-        membership = self._membership
-        is_here = owner == membership.location
-        if not is_here and owner not in membership.live:
-            return True
-        if is_here or (owner in unreached and await membership.is_gone(owner)):
-            key = LogKey(name=log.name, log_id=log.log_id)
-            if await self._namespace.log_context.logs.break_lock(key, owner):
-                logger.warning(
-                    "log=%s: its lock was left by %s, which is gone; to do: nothing, this proxy "
-                    "takes it",
-                    log.name,
-                    owner,
-                )
-                return True
-        return is_here
 
     async def _close(self, name: str) -> None:
         try:
