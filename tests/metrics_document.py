@@ -75,13 +75,15 @@ A bookie, a proxy and auto-recovery serve HTTP at `http_address`, and `dlog meta
 {_PATHS}
 The port opens once the process serves, and stays while a proxy drains.
 
-**Who can read it.** With `http_tls=none` or `server` whoever can connect: bind it to localhost, or
-to a network of operators. With `http_tls=required` only who has a certificate that `tls_ca` signed.
-Auto-recovery serves with its certificate of the table `[dlog]`, which must be one of a server, too:
-those that `dlog secure init` makes are. The port shows figures, a proxy's the names of the
-`http_logs_max` logs with the highest rates (0: none), and the auditor's those of the ten
-subscribers that are furthest behind; no record can be read there, and nothing changed. It takes 32
-connections at once, requests of some KiB, and 10 s for each.
+**Access.** With `http_tls=none` or `server` everybody who can connect can read the port: bind it to
+localhost, or to a network of operators. With `http_tls=required` a client needs a certificate that
+`tls_ca` signed. Auto-recovery serves with its certificate of the table `[dlog]`, which must be one
+of a server, too; those of `dlog secure init` are.
+
+The port shows figures. A proxy's port also shows
+the names of the `http_logs_max` logs with the highest rates (0: none), and the auditor's those of
+the ten subscribers that are furthest behind. No record can be read there, and nothing changed. The
+port takes 32 connections at once, requests of some KiB, and 10 s for each.
 
 **Cost.** Work counts in plain numbers; a scrape reads them, in some milliseconds of the process.
 `python -m benchmarks.main --only core_write_scraped` measures it.

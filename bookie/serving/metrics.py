@@ -21,7 +21,7 @@ WRITABLE = gauge("bookie_writable", "Whether ordinary adds are accepted (1 or 0)
 FAILED = gauge("bookie_failed", "Whether a write failed, so that nothing is accepted (1 or 0)")
 ADDS = histogram(
     "bookie_add_seconds",
-    "Of each group of adds, from the first acceptance until all are durable",
+    "Time of each group of adds, from the first acceptance until all are durable",
 )
 SYNCS = histogram("bookie_sync_seconds", "A write of a batch to the disk, with its sync")
 ADDED = counter("bookie_added_bytes_total", "Bytes of records made durable since the start")
