@@ -185,35 +185,35 @@ OPTIONS = (
         uses=_READS,
         values="`true` or `false`",
         default="`true`",
-        meaning="Whether a read fails for records that were truncated or whose log was deleted "
-        "before they were read, and a stream for a log of its checkpoint that its options leave "
-        "out. With `false` it goes on with the records that are there, reads none twice, and "
-        "reports how many it skipped.",
+        meaning="Whether a read fails for records that were truncated, or deleted with their log, "
+        "before they were read. A stream also fails for a log of its checkpoint that its options "
+        "do not select. With `false` the read goes on with the records that are there, reads none "
+        "twice, and reports how many it skipped.",
     ),
     Option(
         name="maxRecordsPerTrigger",
         uses=_STREAM_READ,
         values="an integer ≥ 1",
         default="no limit",
-        meaning="The most records of a micro-batch, exactly, or one of each log that has any, "
-        "if those are more. Logs share it fairly: none takes more than another that has more to "
-        "give.",
+        meaning="The most records of a micro-batch, exactly. If more logs than that have new "
+        "records, the batch has one of each. Logs share the limit fairly: none takes more than "
+        "another that still has records.",
     ),
     Option(
         name="maxBytesPerTrigger",
         uses=_STREAM_READ,
         values="bytes, or `512k`, `64m`, `2g`",
         default="no limit",
-        meaning="About the most bytes of a micro-batch, shared likewise. A larger record is a "
-        "batch of its own.",
+        meaning="About the most bytes of a micro-batch. Logs share them in the same way. A "
+        "larger record is a batch of its own.",
     ),
     Option(
         name="minRecordsPerTrigger",
         uses=_STREAM_READ,
         values="an integer ≥ 1",
         default="none",
-        meaning="Wait for so many records before the next micro-batch; not before the first of a "
-        "run, and not with `Trigger.AvailableNow` or `Trigger.Once`.",
+        meaning="Wait for so many records before the next micro-batch. The first batch of a run "
+        "does not wait, and no batch with `Trigger.AvailableNow` or `Trigger.Once` does.",
     ),
     Option(
         name="maxTriggerDelay",
@@ -236,8 +236,8 @@ OPTIONS = (
         uses=_READS,
         values="an integer ≥ 1",
         default="",
-        meaning="Split until there are so many partitions, the largest first, as far as there are "
-        "entries. Without it there is one for each segment, and small ones are joined where there "
+        meaning="Split partitions, the largest first, until there are so many, or one for each "
+        "entry. Without it there is one for each segment, and small ones are joined where there "
         "are many.",
     ),
     Option(
@@ -267,16 +267,15 @@ OPTIONS = (
         values="`true` or `false`",
         default="whether the DataFrame has no column `value`",
         meaning="With `createLog`: whether the log that is created is typed, with the DataFrame's "
-        "columns. One that exists has to be of the kind that is named.",
+        "columns. A log that exists must be of this kind.",
     ),
     Option(
         name="mergeSchema",
         uses=_WRITES,
         values="`true` or `false`",
         default="`false`",
-        meaning="Whether columns that a typed log does not have are added to it, and types that "
-        "are too narrow widened, before the write; needs `log`. Which columns can be null stays as "
-        "it is.",
+        meaning="Whether a write first adds missing columns to the typed log, and widens types "
+        "that are too narrow. It needs `log`. It does not change which columns can be null.",
     ),
     Option(
         name="txnAppId",
@@ -284,9 +283,9 @@ OPTIONS = (
         values="1 to 128 bytes",
         default="",
         meaning="With `txnVersion`: a write whose version is not above the last that this "
-        "application committed to the log is skipped. A log counts by its id: renamed it goes on, "
-        "created again it begins anew. Writes without the option `log` count "
-        "together, whichever logs their rows choose.",
+        "application committed to the log is skipped. Versions belong to the id of the log: a "
+        "renamed log keeps them, and a log that is created again has none. Writes without the "
+        "option `log` count together, whichever logs their rows choose.",
     ),
     Option(
         name="txnVersion",
@@ -315,7 +314,7 @@ OPTIONS = (
         uses=_ALL,
         values="a PEM file on every host",
         default="",
-        meaning="Our own certificate, where they ask for one.",
+        meaning="The client's certificate, where the servers ask for one.",
     ),
     Option(
         name="tlsKey",
@@ -344,7 +343,7 @@ OPTIONS = (
         uses=_ALL,
         values="a PEM file on every host",
         default="",
-        meaning="Our own certificate, where ZooKeeper asks for one.",
+        meaning="The client's certificate, where ZooKeeper asks for one.",
     ),
     Option(
         name="zkTlsKey",
@@ -358,7 +357,8 @@ OPTIONS = (
         uses=_ALL,
         values="a file on every host",
         default="",
-        meaning="ZooKeeper's user as a line `user:password`, for whom the namespace's nodes are.",
+        meaning="The user of ZooKeeper to whom the namespace's nodes belong, as a line "
+        "`user:password`.",
     ),
     Option(
         name="encryptionKeys",
@@ -375,9 +375,10 @@ OPTIONS = (
         values="a time such as `1h`, at most `24h`",
         default="none are used",
         meaning="With `uri`: present capabilities to bookies in place of a certificate. Planning "
-        "signs one for each partition, to read it and nothing else, for this time: longer than the "
-        "read takes. The driver, and tasks that write, must be allowed to read the cluster's keys "
-        "in ZooKeeper; tasks that read need not ([capabilities](capabilities.md)).",
+        "signs one for each partition, to read only this partition. It is valid for this time, "
+        "which must be longer than the read takes. The driver, and tasks that write, must be "
+        "allowed to read the cluster's keys in ZooKeeper; tasks that read need not "
+        "([capabilities](capabilities.md)).",
     ),
 )
 
