@@ -1,4 +1,4 @@
-"""What dlog uses of pyiceberg beside its public names is there, and does what it is used for."""
+"""The public and private names of pyiceberg that dlog uses are there, and do what they are for."""
 
 from __future__ import annotations
 
