@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Sequence
 
-    from aiohttp import StreamReader, web
-    from aiohttp.web_protocol import RequestHandler
+    from aiohttp import web
 
     from dlcore.access.entrances import Entrance
 
@@ -183,7 +182,7 @@ class HttpServer(AsyncClosing):
         server = self._runner.server
         if server is None or len(server.connections) >= self._bounds.connections:
             return _Refusal()
-        return _UntilAnswered(server())
+        return server()
 
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request in its time, until the caller has received the answer."""
@@ -223,46 +222,6 @@ class HttpServer(AsyncClosing):
         if told is not None:
             return web.json_response(told, status=error.status, headers=_kept(error))
         return web.Response(status=error.status, text=f"{error.reason}\n", headers=_kept(error))
-
-
-class _UntilAnswered(asyncio.Protocol):
-    """Passes a connection on, and keeps it open for an answer when the caller sends nothing more.
-
-    The library closes it at once.  A caller that has gone looks the same until something is sent to
-    it, which then ends its request: streams therefore send something each second.  TLS has no end
-    of one direction.
-    """
-
-    def __init__(self, inner: RequestHandler) -> None:
-        self._inner = inner
-        self._has_end = False
-        self._body: StreamReader | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._has_end = transport.get_extra_info("sslcontext") is None
-        self._inner.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
-        if self._inner._messages:
-            self._body = self._inner._messages[-1][1]  # of the newest request
-
-    def eof_received(self) -> bool:
-        """Return whether to keep the connection open: a whole request is not answered yet."""
-        is_asked = bool(self._inner._messages) or self._inner._waiter is None
-        if not self._has_end or not is_asked or (self._body and not self._body.is_eof()):
-            return False
-        self._inner.close()  # once it is answered
-        return True
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._inner.connection_lost(exc)
 
 
 class _Refusal(asyncio.Protocol):

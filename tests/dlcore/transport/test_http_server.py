@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 LARGE = 64 * 1024 * 1024
 BOUNDS = HttpBounds(connections=3, request_s=0.2, body_bytes=1000, header_bytes=500)
 """A short time, which the tests that wait for its end use up."""
-LONG_S = 1000.0
 
 
 def _entrance(name: str) -> Entrance:
@@ -181,84 +180,6 @@ def test_a_stream_may_last() -> None:
             session.get(f"http://127.0.0.1:{server.port}/stream") as answer,
         ):
             assert await answer.read() == b"late"
-
-    run(scenario)
-
-
-async def _half_closed(server: HttpServer, *sent: bytes) -> bytes:
-    """Send parts and an end, one after the other; return what comes until the server closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    for part in sent[:-1]:
-        writer.write(part)
-        await asyncio.sleep(0.05)  # in a segment of its own, mostly
-    writer.write(sent[-1])
-    writer.write_eof()
-    try:
-        return await reader.read()
-    finally:
-        writer.close()
-
-
-def test_a_caller_that_ends_its_own_direction_is_answered() -> None:
-    """As `nc -N` does, behind its request or while that is served; the server then closes."""
-
-    async def later(request: web.Request) -> web.Response:
-        text = await request.text()
-        await asyncio.sleep(0.2)
-        return web.Response(text=text or "later")
-
-    async def scenario() -> None:
-        routes = [Route(_entrance(f"{method} /later"), later) for method in ("GET", "POST")]
-        head = b" /later HTTP/1.1\r\nHost: x\r\n"
-        bounds = HttpBounds(request_s=LONG_S)  # it is not by this that connections end
-        async with await HttpServer.start(
-            routes, host="127.0.0.1", port=0, bounds=bounds
-        ) as server:
-            get, post = b"GET" + head + b"\r\n", b"POST" + head + b"Content-Length: 4\r\n\r\n"
-            for parts, text in (
-                ([get], b"later"),
-                ([get, b""], b"later"),
-                ([post + b"body"], b"body"),
-                ([post, b"body"], b"body"),
-                ([post, b"body", b""], b"body"),
-            ):
-                answer = await _half_closed(server, *parts)
-                assert (_status(answer), answer.rpartition(b"\n")[2]) == (200, text)
-            for cut in (b"", b"GET /lat", b"POST" + head + b"Content-Length: 4\r\n\r\nbo"):
-                assert await _half_closed(server, cut) == b""
-            while server._runner.server and server._runner.server.connections:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    run(scenario)
-
-
-def test_a_stream_to_a_caller_that_is_gone_ends() -> None:
-    """It is found out by what is sent to it."""
-    ended: list[BaseException] = []
-
-    async def stream(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        try:
-            while True:
-                await response.write(b"x")
-                await asyncio.sleep(0.01)
-        except ConnectionError as error:
-            ended.append(error)
-            raise
-
-    async def scenario() -> None:
-        routes = [Route(_entrance("GET /stream"), stream, is_stream=True)]
-        async with await HttpServer.start(routes, host="127.0.0.1", port=0) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
-            await reader.readexactly(100)
-            writer.write_eof()  # it takes more
-            await reader.readexactly(100)
-            assert not ended
-            writer.close()  # it has gone
-            while not ended:  # noqa: ASYNC110  # in the server
-                await asyncio.sleep(0.01)
 
     run(scenario)
 
