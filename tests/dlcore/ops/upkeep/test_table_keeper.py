@@ -22,6 +22,7 @@ from dlcore.log.cold.delta_tables import DeltaTables
 from dlcore.log.cold.iceberg_tables import IcebergTables
 from dlcore.log.cold.stores import StoredObjects
 from dlcore.log.cold.table_format import boundary_of, place_of
+from dlcore.log.metadata.history import LogHistory
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.table_keeper import TableKeeper
@@ -294,6 +295,86 @@ def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path, 
         await scene.check(first=240)
 
     on_table(tmp_path / "tier", body, kind=kind)
+
+
+def test_segments_that_are_truncated_in_part(tmp_path: Path, kind: str) -> None:
+    """The table drops what lies before the first kept record, and goes on over what never came.
+
+    A segment on bookies whose first ledgers are gone gets no objects: the table ends before it, and
+    passes it once all of it is truncated.
+    """
+
+    async def body(scene: TableScene) -> None:
+        for _ in range(2):
+            await scene.write()
+        await scene.follow()
+        whole = set(scene.view().files())
+        entries = (await scene.log.get_log_segments())[0].closed_entry_count
+        await scene.log.truncate(DLSN(1, entries - 1, 0))
+        await truncated(scene)
+        left = set(scene.view().files())
+        assert left < whole
+        assert len(left) > 1
+        first = await first_kept(scene)
+        assert 0 < first < 60
+        assert [each for each in scene.view().ids() if each >= first] == list(range(first, 120))
+        # In extents of their own, of which the first ledgers go before they are tiered.
+        for number in range(6):
+            async with await scene.namespace.begin_append("job", number + 1) as staged:
+                rows = pa.record_batch({"fare": [number] * 2, "city": ["Rome"] * 2}, schema=RIDES)
+                await staged.write_batch("rides", rows)
+                await staged.commit()
+        scene.count += 12
+        ledgers = await ledgers_of(scene, 3)
+        await scene.log.truncate(DLSN(3, 4, 0))
+        await scene.write()
+        await truncated(scene)
+        assert await ledgers_of(scene, 3) == ledgers[4:]
+        assert (len(ledgers), await first_kept(scene)) == (6, 128)
+        assert scene.view().rows().num_rows == 0
+        assert scene.boundary() <= DLSN(3, 4, 0)
+        # As docs/tables.md says: the log begins after the table's end.
+        start = max(scene.boundary(), await scene.log.get_first_dlsn())
+        tail = await (await scene.log.read(start=start, columns=["_sequence_id"])).to_arrow()
+        assert tail["_sequence_id"].to_pylist() == list(range(128, scene.count))
+        assert await scene.log.get_log_record_count(scene.boundary()) == scene.count - 128
+        # Also a worker that compares all, and one more segment behind it.
+        scene.start_worker()
+        await scene.write()
+        await truncated(scene)
+        assert scene.view().rows().num_rows == 0
+        await scene.log.truncate(DLSN(4, 0, 0))
+        await truncated(scene)
+        await truncated(scene)
+        await scene.check(first=132)
+        left = {each.url async for page in listed(scene) for each in page}
+        assert left == scene.view().files()
+
+    on_table(tmp_path / "tier", body, kind=kind)
+
+
+async def truncated(scene: TableScene) -> None:
+    """Remove what is truncated, let the table follow, and sweep."""
+    await remove(scene)
+    await scene.follow()
+    await sweep(scene)
+
+
+async def first_kept(scene: TableScene) -> int:
+    """Return the sequence id of the first record that the log has."""
+    rows = await (await scene.log.read(columns=["_sequence_id"])).to_arrow()
+    return int(rows["_sequence_id"][0].as_py())
+
+
+async def ledgers_of(scene: TableScene, lssn: int) -> list[int]:
+    """Return the ledgers of a segment that are in the metadata."""
+    context = scene.namespace.log_context
+    history = LogHistory(context.logs, scene.log._log, keeps_truncated=True)
+    found = (await history.read()).segments
+    (segment,) = (each for each in found if each.lssn == lssn)
+    ids = [extent.ledger_id for extent in segment.extents]
+    known = await context.ledger_store.read_many(ids)
+    return [each for each in ids if each in known]
 
 
 async def remove(scene: TableScene) -> None:
