@@ -315,6 +315,11 @@ def _redacted_tiers(plan: Plan) -> Plan:
     return replace(_redacted_logs(plan), has_tier=True, tier_after_s=0.0)
 
 
+def _redacted_tables(plan: Plan) -> Plan:
+    """The same, each log with a table."""
+    return replace(_redacted_tiers(plan), has_tables=True, is_encrypted=False)
+
+
 def _typed_logs(plan: Plan) -> Plan:
     """The same, with one that is typed."""
     return replace(_logs(plan), has_types=True)
@@ -391,6 +396,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "tiered logs": _tiered_logs,
     "redacted logs": _redacted_logs,
     "redacted tiers": _redacted_tiers,
+    "redacted tables": _redacted_tables,
     "logs with tables": _logs_with_tables,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
@@ -479,6 +485,7 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_proxy.MUTANTS, "proxies"),
     **dict.fromkeys(mutants_redaction.OF_LEDGERS, "redacted logs"),
     **dict.fromkeys(mutants_redaction.OF_OBJECTS, "redacted tiers"),
+    **dict.fromkeys(mutants_redaction.OF_TABLES, "redacted tables"),
     **dict.fromkeys(mutants_remotes.MUTANTS, "remotes"),
     **dict.fromkeys(mutants_rules.MUTANTS, "rules"),
     **dict.fromkeys(mutants_sinks.ON_THE_CLUSTER, "sinks"),

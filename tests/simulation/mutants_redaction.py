@@ -12,7 +12,8 @@ import pyarrow as pa
 from bookie.upkeep.rounds import Upkeep
 from dlcore.log.entries.redacted_rows import RowRedactor
 from dlcore.ops.upkeep.redaction import Redaction
-from dlcore.ops.upkeep.redaction_purge import Purger
+from dlcore.ops.upkeep.redaction_purge import Purger, _TableNames
+from dlcore.ops.upkeep.table_keeper import TableKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,6 +83,29 @@ def objects_wait_for_the_sweep() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def tables_keep_their_history() -> Iterator[None]:
+    """Old versions stay, whose statistics have values of the rows."""
+
+    async def follow(self: Purger) -> tuple[str, ...]:
+        await TableKeeper(self._context, self._owner, compare_every_s=0).follow(self._log)
+        return ()
+
+    with patch.object(Purger, "follow", follow):
+        yield
+
+
+@contextlib.contextmanager
+def objects_go_while_a_table_names_them() -> Iterator[None]:
+    """What no ledger names is deleted, and the table follows later."""
+
+    async def none(*_: Any) -> _TableNames:
+        return _TableNames(set())
+
+    with patch.object(Purger, "follow", _nothing), patch.object(Purger, "_guard", none):
+        yield
+
+
 OF_LEDGERS = (
     bookies_are_asked_and_not_heard,
     bookies_answer_and_erase_nothing,
@@ -90,4 +114,8 @@ OF_LEDGERS = (
     the_segment_in_progress_is_left_out,
 )
 OF_OBJECTS = (objects_wait_for_the_sweep,)
-MUTANTS = (*OF_LEDGERS, *OF_OBJECTS)
+OF_TABLES = (
+    objects_go_while_a_table_names_them,
+    tables_keep_their_history,
+)
+MUTANTS = (*OF_LEDGERS, *OF_OBJECTS, *OF_TABLES)

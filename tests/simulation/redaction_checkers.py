@@ -79,7 +79,10 @@ class RedactionCheckers:
             require(GONE, holds=not found, message=f"{where} has {found[:3]}, which is called gone")
 
     def _files(self, bookies: Sequence[SimBookie]) -> Iterator[tuple[str, bytes]]:
-        """Yield what files have, and what objects should have: some are torn, or another's."""
+        """Yield what files have, what objects should have, and what tables tell of them.
+
+        Some objects are torn, or another's.
+        """
         for bookie in bookies:
             for name, data in bookie.disk.contents():
                 yield f"{bookie.name}: {name}", data
@@ -88,6 +91,8 @@ class RedactionCheckers:
             if PAYLOAD in table.column_names:
                 rows = table[PAYLOAD].to_pylist()
                 yield url, b"".join(each or b"" for each in rows)
+        if self.cold is not None and self.cold.catalog is not None:
+            yield from self.cold.catalog.contents()
 
     def new_reading(self) -> PrivateReading:
         """Begin to judge a reader that reads from the log's start."""

@@ -2,8 +2,9 @@
 
 Rows are about one person at a time, some about the next one.  When that one has its turn, the rows
 of the one before are redacted: by processes that die at any request, two at once, beside workers
-that merge and tier the log, until one is told that no file has them any more.  `RedactionCheckers`
-judges what readers get, and looks into all files.
+that merge and tier the log and let its table follow, until one is told that no file has them any
+more.  `RedactionCheckers` judges what readers get, and looks into all files, and into all versions
+of tables.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ PRIVATE = "p"
 """The name of the log."""
 _SCHEMA = pa.schema({PERSON: pa.int64(), PAYLOAD: pa.binary()})
 _PATIENCE_S = 5.0
+_READING_S_MAX = 10.0
 _FINISHING_S_MAX = 120.0
 
 
@@ -54,9 +56,7 @@ class Redactions:
 
     async def start(self, setup: LogProcess, settings: LogSettings | None) -> None:
         """Create the log, and start all processes."""
-        settings = with_values(
-            settings or LogSettings(), compression="none", segment_bytes_max=600, table=None
-        )
+        settings = with_values(settings or LogSettings(), compression="none", segment_bytes_max=600)
         await setup.namespace.create_log(PRIVATE, schema=_SCHEMA, settings=settings)
         for number in range(2):
             self._logs.supervise(f"clerk-{number}", self._write)
@@ -102,8 +102,16 @@ class Redactions:
     async def _read(self, process: LogProcess) -> None:
         """Read the log from its start."""
         log = await self._open(process)
-        await self._read_all(log, pause_s=self._rng.choice((0.0, 0.02, 0.2)))
+        await self._read_some(log, pause_s=self._rng.choice((0.0, 0.02, 0.2)))
         await self._logs.sleep(self._rng.uniform(0.0, 0.5))
+
+    async def _read_some(self, log: DirectLog, *, pause_s: float) -> None:
+        """R2: read for a while.
+
+        A reader waits at the end of a ledger that somebody closed, and died before the log said so;
+        that lasts until the next one writes, whom there is not when the run is over.
+        """
+        await self._logs.within(_READING_S_MAX, self._read_all(log, pause_s=pause_s))
 
     async def _read_all(self, log: DirectLog, *, pause_s: float) -> int:
         """R2: read all that there is; return how many rows."""
@@ -127,7 +135,7 @@ class Redactions:
     async def _run(self, process: LogProcess, person: int) -> None:
         """R1: redact once; when it is told that all is gone, look into all files."""
         log = await self._open(process)
-        await self._read_all(log, pause_s=0.0)
+        await self._read_some(log, pause_s=0.0)
         owed = self._checkers.on_begin(person)
         context, owner = process.namespace.log_context, process.namespace.staging_owner
         redactor = await LogRedactor.open(

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlcore.base.errors import ObjectStoreError, TableError
+from dlcore.log.cold import delta_tables, tables
 from dlcore.log.cold.delta_format import DELTA
 from dlcore.log.cold.table_format import (
     AddedFile,
@@ -31,6 +32,7 @@ from dlcore.log.cold.table_format import (
 )
 from dlcore.ops.upkeep import table_guard, table_keeper
 from tests.simulation.life_checkers import require
+from tests.simulation.redaction_checkers import PAYLOAD
 from tests.simulation.stored_log import completed_segments_of, has_table, read_head
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Catalog:
         self.tables: dict[str, list[Version]] = {}
         self._numbers = 0
         self._held: dict[str, tuple[Place, Place, int]] = {}  # of an object: entries, rows
+        self._payloads: dict[str, bytes] = {}  # of an object, also once it is gone
         self.commits = 0
 
     def newest(self, url: str) -> Version | None:
@@ -158,11 +161,25 @@ class Catalog:
         """Return the first entry of an object that is there, the one after its last, and rows."""
         if name not in self._held:
             data = pa.BufferReader(self.store.objects[name].data)
-            table = pq.read_table(data, columns=["_lssn", "_entry"])
-            places = sorted(zip(*(each.to_pylist() for each in table.columns), strict=True))
+            table = pq.read_table(data)
+            columns = (table["_lssn"].to_pylist(), table["_entry"].to_pylist())
+            places = sorted(zip(*columns, strict=True))
+            if PAYLOAD in table.column_names:
+                rows = table[PAYLOAD].to_pylist()
+                self._payloads[name] = b"".join(each or b"" for each in rows)
             lssn, last = places[-1]
             self._held[name] = places[0], (lssn, last + 1), len(places)
         return self._held[name]
+
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """Yield what versions of tables tell of private rows: their statistics have values.
+
+        They tell it also of files that are gone.
+        """
+        for folder, versions in self.tables.items():
+            for version in versions:
+                told = (self._payloads.get(f"{folder}/{each}", b"") for each in version.files)
+                yield f"version {version.number} of the table in {folder}", b"".join(told)
 
     def check_deleted(self, url: str) -> None:
         """T7: the newest version of no table names it."""
@@ -335,10 +352,31 @@ class TableOfProcess:
         """Take a while."""
         await self._objects._pass(("tidy table", "before"))
 
+    async def forget_history(self) -> None:
+        """Delete all versions before the one that is the newest when it begins."""
+        await self.tidy()
+        catalog, store = self._catalog, self._catalog.store
+        newest = catalog.newest(self.url)
+        if newest is None:
+            raise ObjectStoreError(f"there is no table in {self.url}")
+        await self._objects._pass(("forget history", "before"))
+        fate = store.fate_of(TABLE_FAULTS)
+        if fate in ("table refused", "table late"):
+            raise ObjectStoreError(f"deleting old versions of the table in {self.url}: 503")
+        versions = catalog.tables.get(self.url, [])
+        versions[:] = [each for each in versions if each.number >= newest.number]
+        await self._objects._pass(("forget history", "after"))
+        if fate == "table lost":
+            raise ObjectStoreError(f"deleting old versions of the table in {self.url}: no answer")
+
     async def drop(self) -> None:
         """Delete the table."""
         await self._objects._pass(("drop table", "before"))
         self._catalog.tables.pop(self.url, None)
+
+
+def _delta(url: str, app_id: str, objects: ColdStoreOfProcess) -> TableOfProcess:
+    return TableOfProcess(DELTA, url, app_id, objects)
 
 
 def _files_of(files: Sequence[AddedFile]) -> dict[str, TableFile]:
@@ -372,5 +410,9 @@ def tables_are_simulated() -> Iterator[None]:
         patch.object(table_keeper, "table_at", TableOfProcess),
         patch.object(table_guard, "table_at", TableOfProcess),
         patch.object(table_guard, "forms_in", _forms_in),
+        # Redactions load these late.
+        patch.object(tables, "table_at", TableOfProcess),
+        patch.object(tables, "forms_in", _forms_in),
+        patch.object(delta_tables, "DeltaTables", _delta),
     ):
         yield

@@ -16,6 +16,7 @@ from dlcore.base.errors import LogNotFoundError
 from dlcore.ops.upkeep.strays import delete_strays
 from dlcore.ops.upkeep.table_keeper import TableKeeper
 from tests.simulation.log_types import TYPED
+from tests.simulation.redactions import PRIVATE
 
 if TYPE_CHECKING:
     from tests.simulation.log_process import LogProcess
@@ -75,17 +76,26 @@ class Tiers:
         """Tier any log, whoever else does."""
         tierer = process.tierer()
         for _ in range(self._rng.randint(1, 5)):
-            names = (*self._logs.names, TYPED) if self._world.plan.has_types else self._logs.names
-            log = await process.namespace.open_log(self._rng.choice(names))
+            log = await process.namespace.open_log(self._rng.choice(self._names()))
             await tierer.tier(log._log)
             await self._logs.sleep(self._rng.uniform(0.0, 1.0))
+
+    def _names(self) -> tuple[str, ...]:
+        typed = (TYPED,) if self._world.plan.has_types else ()
+        return (*self._logs.names, *typed, *self._private())
+
+    def _private(self) -> tuple[str, ...]:
+        """The log whose rows are redacted, so often that its table has many versions."""
+        plan = self._world.plan
+        return (PRIVATE,) * 2 if plan.has_redactions and plan.has_tables else ()
 
     async def _keep_table(self, process: LogProcess) -> None:
         """Let the table of any log follow, whoever else does; rarely delete it."""
         context = process.namespace.log_context
         keeper = TableKeeper(context, process.namespace.staging_owner, compare_every_s=1.0)
         for _ in range(self._rng.randint(1, 5)):
-            log = await process.namespace.open_log(self._logs.any_log())
+            name = self._rng.choice((*self._logs.names, *self._private()))
+            log = await process.namespace.open_log(name)
             if self._rng.random() < _DELETED_SHARE:
                 self._delete_table(log.log_id)
             await keeper.follow(log._log)
