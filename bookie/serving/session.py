@@ -673,6 +673,14 @@ class Streams:
         self._left = _STEPS_PER_TURN  # steps until `BEGIN_STEPS`
         self._is_due = False  # `BEGIN_STEPS` comes
 
+    def refusal(self, request: ReadEntries | Follow, *, is_draining: bool) -> DLError | None:
+        """Return the error of a request for a stream that may not be opened."""
+        if len(self.open) >= _STREAMS_MAX:
+            return BookieOverloadedError(f"a connection has at most {_STREAMS_MAX} open reads")
+        if isinstance(request, Follow) and is_draining:
+            return BookieUnavailableError(_SHUTTING_DOWN)
+        return None
+
     def begin(self, request: ReadEntries | Follow) -> list[Effect]:
         """Open a stream."""
         stream = self.open[request.request_id] = Stream(request)
@@ -1001,14 +1009,17 @@ class Session(Machine[SessionState]):
                 return self._add(event)
             case WriteLac():
                 if self.writes.is_draining:
-                    error = BookieUnavailableError(_SHUTTING_DOWN)
-                    return self._settle([event.request_id], error)
+                    return self._settle([event.request_id], BookieUnavailableError(_SHUTTING_DOWN))
                 self.writes.fly(1, 0)
                 return [StoreLac(event)]
             case ReadLac() | ReadHeld() | ReadEntry():
                 return self._reads.begin(event, is_stalled=self.patience.is_stalled)
             case ReadEntries() | Follow():
-                return self._open_stream(event)
+                error = self._streams.refusal(event, is_draining=self.writes.is_draining)
+                if error is None:
+                    return self._streams.begin(event)
+                self._end.end(event.request_id)
+                return self._settle([event.request_id], error)
             case Credit(request_id):
                 self._streams.credit(request_id)
                 return []
@@ -1124,18 +1135,6 @@ class Session(Machine[SessionState]):
             self.trust.weigh(None, 1)
         effects += self._reads.go_on(is_stalled=self.patience.is_stalled)
         return [*effects, *self.intake.go_on()]
-
-    def _open_stream(self, request: ReadEntries | Follow) -> list[Effect]:
-        request_id = request.request_id
-        error: DLError | None = None
-        if len(self._streams.open) >= _STREAMS_MAX:
-            error = BookieOverloadedError(f"a connection has at most {_STREAMS_MAX} open reads")
-        elif isinstance(request, Follow) and self.writes.is_draining:
-            error = BookieUnavailableError(_SHUTTING_DOWN)
-        if error is not None:
-            self._end.end(request_id)
-            return self._settle([request_id], error)
-        return self._streams.begin(request)
 
     def _advance(self) -> list[Effect]:
         """Begin a round of steps."""

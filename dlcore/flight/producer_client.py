@@ -625,6 +625,13 @@ class Identity:
         kept_ms = KEPT_MS if self.is_named else GENERATED_KEPT_MS
         return last < first and 1000 * (now - self.heard_at) > kept_ms
 
+    def forgotten(self, log: str, outbox: Outbox[Any]) -> ProducerFencedError:
+        """Return the error of a producer that the log has forgotten."""
+        told = f"log {log!r} does not know producer {self.name!r} any more"
+        if outbox.is_in_doubt:
+            told += f", and may hold some of {counted(len(outbox))} that it sent, or not"
+        return ProducerFencedError(told)
+
 
 class PutStream:
     """A stream to a proxy, from its opening on."""
@@ -867,7 +874,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             identity.claim = ready.producer
             self.outbox.begin(ready.producer.base)
         elif identity.is_forgotten(self.outbox, ready.producer, ready.sequence, now):
-            return [Call.OPENED, *self._stream_ended(StreamEnded(self._forgotten(), again=False))]
+            error = identity.forgotten(self._log, self.outbox)
+            return [Call.OPENED, *self._stream_ended(StreamEnded(error, again=False))]
         effects: list[Effect[_Ticket]] = [Call.OPENED]
         # A single message is sent again in any case, because only its reply has its position.
         if not self.identity.is_single and (told := self.outbox.durable_before(ready.sequence)):
@@ -877,12 +885,6 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         self._stream.first = self.outbox.first
         self.identity.heard_at = now
         return [*effects, *self._send_next(now)]
-
-    def _forgotten(self) -> ProducerFencedError:
-        told = f"log {self._log!r} does not know producer {self.identity.name!r} any more"
-        if self.outbox.is_in_doubt:
-            told += f", and may hold some of {counted(len(self.outbox))} that it sent, or not"
-        return ProducerFencedError(told)
 
     def _acknowledged(
         self, acked: int, ends: Iterable[End], now: float

@@ -1010,7 +1010,7 @@ class LedgerAppender(Machine[AppenderState]):
             return []
         add.acks.add(position)
         self.window.release(add)
-        if self.state is _STUCK and self._first_stuck() is None:
+        if self.state is _STUCK and self.window.first_stuck(self._replacements.failed) is None:
             self._become(_SHORT)
         return self._confirm()
 
@@ -1070,10 +1070,6 @@ class LedgerAppender(Machine[AppenderState]):
         effects = self._lac.handle(event, lac, members, lac == window.last_add_pushed)
         return effects if self.error is None else []
 
-    def _first_stuck(self) -> Add | None:
-        """Return the first entry that cannot reach Qa without a replacement."""
-        return self.window.first_stuck(self._replacements.failed)
-
     # Replacements
 
     def _look(self) -> list[Effect]:
@@ -1087,7 +1083,7 @@ class LedgerAppender(Machine[AppenderState]):
         if self.state is not _LOOKING:
             return []
         self._outage.end()
-        stuck = self._first_stuck()
+        stuck = self.window.first_stuck(self._replacements.failed)
         choice = self._replacements.search.choose(
             event.bookies,
             members=self.metadata.last_ensemble.bookies,
@@ -1121,7 +1117,7 @@ class LedgerAppender(Machine[AppenderState]):
             for add in window.unconfirmed():
                 positions = [p for p in window.positions(add.entry_id) if p in back]
                 effects += add.send(positions, bookies, replacements.failed)
-        stuck = self._first_stuck()
+        stuck = self.window.first_stuck(self._replacements.failed)
         if stuck is not None and not may_wait:
             quorum = self.metadata.quorum
             return self._fail(
@@ -1197,7 +1193,9 @@ class LedgerAppender(Machine[AppenderState]):
         if event.call is Call.LIST_BOOKIES:
             if self.state is not _LOOKING:
                 return []
-            if self._first_stuck() is None:  # entries need no replacement
+            if (
+                self.window.first_stuck(self._replacements.failed) is None
+            ):  # entries need no replacement
                 self._outage.end()
                 return self._go_on_without((), may_wait=False, now=now)
             pause_s = self._outage.pause_s(error, now)
@@ -1304,7 +1302,7 @@ class LedgerAppender(Machine[AppenderState]):
         if self.error is not None:
             assert not window.adds
             return
-        stuck = self._first_stuck()
+        stuck = self.window.first_stuck(self._replacements.failed)
         assert state is not _STEADY or not replacements.failed
         assert state is not _STEADY or stuck is None
         assert state is not _SHORT or stuck is None

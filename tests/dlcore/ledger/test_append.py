@@ -216,13 +216,13 @@ def test_too_few_bookies_end_the_writer() -> None:
     bench.fail(0, "A")
     bench.listed("")
     assert bench.fail(0, "B") == [Call.LIST_BOOKIES]
-    assert bench.machine._first_stuck() is not None
+    assert bench.machine.window.first_stuck(bench.machine._replacements.failed) is not None
     (effect,) = bench.listed("")
     assert isinstance(effect, FailAdds)
     assert isinstance(effect.error, NotEnoughBookiesError)
     assert "entry 0 cannot reach 2 of 3" in str(effect.error)
     assert bench.machine.error is effect.error
-    assert bench.machine._first_stuck() is None
+    assert bench.machine.window.first_stuck(bench.machine._replacements.failed) is None
     assert bench.machine.window.pending_bytes == 0
     assert bench.listed("D") == []
     assert bench.retry() == []
