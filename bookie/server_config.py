@@ -201,7 +201,7 @@ class BookieConfig:
             condition=self.tls is not None or not self.takes_capabilities,
             key="tls_client_auth",
             value=self.tls_client_auth,
-            rule="expected tls_ca, tls_cert and tls_key as well: who hears a capability may use it",
+            rule="expected tls_ca, tls_cert and tls_key as well: others could copy a capability",
         )
         require(
             condition=not self.client_names.patterns

@@ -9,7 +9,7 @@ Promises:
 * A position that is stored was read by a batch that has ended.
 * Logs are asked at most once in `PAUSE_S`, and for at most 1 % of the time.  A query that has read
   everything stores its last position as soon as this allows, or at once if its run ends there.
-* A failure is told once, and never fails the query.
+* A failure is logged once, and never fails the query.
 * Without a name of the user's, a log keeps the positions of at most `QUERIES_MAX` queries, so that
   queries that are gone leave room for other subscribers.
 """
@@ -131,7 +131,7 @@ class KeptPositions:
         if not self._is_told:
             self._is_told = True
             logger.warning(
-                "log %r does not keep the position of subscriber %r, and this is told once: %s; "
+                "log %r does not keep the position of subscriber %r, and this is logged once: %s; "
                 "to do: see to the reason; the query goes on",
                 log,
                 name,

@@ -133,7 +133,7 @@ def require_logs(
 
 
 def require_unsealed(address: Address, log: str) -> None:
-    """Raise `EndOfStreamError` if a log is sealed; one that is gone is told by its first task."""
+    """Raise `EndOfStreamError` if a log is sealed; for one that is gone the first task raises."""
     with (
         contextlib.suppress(LogNotFoundError),
         open_shared_namespace(address).open_log(log) as manager,

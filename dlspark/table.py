@@ -34,10 +34,10 @@ def table(spark: SparkSession, uri: str, log: str, **options: str) -> DataFrame:
     """Return all records of a log, as ``format("dlog")`` does, with its cold rows read by Spark.
 
     Cold rows are read from the objects by Spark's own reader, with all that it pushes down and
-    leaves out; the records after that come by ``format("dlog")``.  One snapshot of the log, taken
+    leaves out; ``format("dlog")`` reads the records after that.  One snapshot of the log, taken
     now, decides where the one ends and the other begins, so that each row comes once.  Spark needs
     access to the store: ``s3://`` is read as ``s3a://``.  If Spark's reader does not know a type of
-    the log's columns, all of it comes by ``format("dlog")``.
+    the log's columns, ``format("dlog")`` reads all of it.
 
     Args:
         spark: the session.

@@ -1,4 +1,4 @@
-"""Runs a `CommitQueue`: writes and syncs its batches, and answers those who wait for them."""
+"""Runs a `CommitQueue`: writes and syncs its batches, and answers the callers that wait."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Effect: nothing more becomes durable; everyone who waits gets `error`."""
+    """Effect: nothing more becomes durable; every waiting caller gets `error`."""
 
     error: BookieError
 

@@ -112,7 +112,7 @@ class EntryReader:
         found: list[Location] = []
         for lowest, number, entries in self._sources(ledger_id, first_entry_id, last_entry_id):
             if len(found) >= count_max and lowest > found[count_max - 1].entry_id:
-                # Sources come by their lowest entry, so none of the others has an entry of the
+                # Sources are sorted by their lowest entry, so no later one has an entry of the
                 # result.
                 break
             found += (

@@ -7,10 +7,10 @@ ledger created just now is never refused.  If the id is still too high, it was m
 metadata store was restored from an old backup.
 
 With a deleted ledger the bookie forgets that it was fenced.  A writer that was paused all the while
-would add to it as to a new one, and be told that its entries are safe.  Therefore the bookie looks
-into the metadata of an unknown ledger that it may have known before: of one that is not above all
-that it forgot, or that was allocated before it started, unless its disk was new then.  Writers may
-add to such a ledger while it is open, recoveries and repairs while it is there.
+would add to it as to a new one, and get acknowledgements for entries that are lost.  Therefore the
+bookie looks into the metadata of an unknown ledger that it may have known before: of one that is
+not above all that it forgot, or that was allocated before it started, unless its disk was new then.
+Writers may add to such a ledger while it is open, recoveries and repairs while it is there.
 
 Without an answer of the store nothing is known: the request is not refused as invalid, but fails as
 unavailable.  One look serves all requests that came before it began.  Looks have a pause between

@@ -45,7 +45,7 @@ RETRY_S = 0.5
 class RegistrationState(State):
     """The state of the machine; REFUSED and REMOVED are final."""
 
-    ABSENT = "nobody asked for a registration, or it was given up"
+    ABSENT = "no registration was asked for, or it was given up"
     LOOKING = "the nodes are read"
     CHANGING = "the nodes are being brought into the wanted state"
     CHECKING = "whether the cluster has the bookie's cookie is looked up"

@@ -124,7 +124,7 @@ class Registrar:
                 self._tasks.start(self._call(effect), name="bookie-registrar")
             case RetryLater(after_s, error):
                 logger.warning(
-                    "not registered bookie=%s: %s; to do: see to ZooKeeper; until then nobody "
+                    "not registered bookie=%s: %s; to do: see to ZooKeeper; until then no client "
                     "uses this bookie, which tries again",
                     self._machine.bookie,
                     error,
@@ -207,7 +207,7 @@ class Registrar:
                 assert_never(call)
 
     def _on_defect(self, error: BaseException) -> None:
-        # Nobody keeps the bookie registered now: neither a caller nor the bookie must wait for it.
+        # No task keeps the bookie registered now: neither a caller nor the bookie must wait for it.
         if self._asked is not None:
             refuse(self._asked, error)
         self._on_conflict(DLError(f"a defect ended the registration: {error!r}"))

@@ -64,7 +64,7 @@ class Access:
     def has_all(self) -> bool:
         """Return whether a capability for everything is valid: no request has to be looked at.
 
-        Those who sign for themselves have one, and add with it; here each step of Python counts.
+        Clients that sign for themselves add with one, and here each step of Python counts.
         """
         return self._everything is not None and self._verifier.is_valid(self._everything)
 

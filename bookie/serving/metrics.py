@@ -97,7 +97,7 @@ def samples(
 
 
 def checks(storage: LedgerStorage) -> dict[str, Check]:
-    """Return the checks of the disk; the state is the one that the cluster is told."""
+    """Return the checks of the disk; the state is the one in the registration."""
 
     def disk() -> str | None:
         is_good = storage.status.state is not StorageState.FAILED

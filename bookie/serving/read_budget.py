@@ -153,7 +153,7 @@ class ReadShare:
             self._budget.give(held)
 
     def close(self) -> None:
-        """Give everything back, and let go of the connection, which refers to this."""
+        """Give everything back, and drop the reference to the connection, which refers to this."""
         self.release()
         self._write = lambda _message: False
 

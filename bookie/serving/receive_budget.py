@@ -101,7 +101,7 @@ class ReceiveRoom:
         return bool(self.held_bytes)
 
     def close(self) -> None:
-        """Give the memory back for good, and let go of the connection, which refers to this."""
+        """Give the memory back for good, and drop the connection, which refers to this."""
         self.give()
         self.on_granted = lambda: None
         self.require_right = None

@@ -721,7 +721,7 @@ class Streams:
             self.queue.append(stream)
 
     def begin_round(self) -> bool:
-        """Begin a round, unless a step is about to go on with one, or nobody waits."""
+        """Begin a round, unless a step is about to go on with one, or no request waits."""
         if self.begun is not None or not self.queue:
             return False
         self._round = min(len(self.queue), self._left)

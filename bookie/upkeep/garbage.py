@@ -72,8 +72,8 @@ class GarbageJudge:
         """Evaluate one pass over the ledgers `seen`, and return those that are now proven deleted.
 
         With `is_released` the brake holds nothing back, because an operator has confirmed the
-        deletions.  Those of `at_once` are deleted if they look so now, because whoever deleted them
-        says so.
+        deletions.  Ledgers of `at_once` are deleted if they look deleted now, because the client
+        that deleted them says so.
         """
         config = self.config
         certain = frozenset(at_once).intersection(looks_deleted)

@@ -1,1 +1,1 @@
-"""Access: who a caller is, what it may do, and what is told of it.  It knows no server."""
+"""Access: who a caller is, what it may do, and what is logged of it.  It knows no server."""

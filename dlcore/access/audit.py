@@ -1,9 +1,10 @@
 """The audit log: one line of JSON for each management action and each denial, chained by digests.
 
 Each line has the SHA-256 digest of the line before it, so that a line that was altered, removed or
-moved is found by `verify`.  Two things are not found: that the last lines are missing, and that
-somebody who may write the file made all lines after a place anew.  Against both, keep the digest of
-the last line (`dlog audit verify` prints it) where that person can not write, and compare.
+moved is found by `verify`.  Two things are not found: that the last lines are missing, and that all
+lines after a place were written anew by a person with access to the file.  Against both, keep the
+digest of the last line (`dlog audit verify` prints it) where that person can not write, and
+compare.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class AuditFile:
             )
 
     def write(self, line: AuditLine) -> None:
-        """Write a line with the present time; a failure is told by `require_writable`."""
+        """Write a line with the present time; `require_writable` raises a failure."""
         self._tell_left_out()
         self._append(self._timed(line))
 
@@ -201,7 +201,7 @@ class AuditFile:
             self._fail(error)
 
     async def aclose(self) -> None:
-        """Write what was counted, sync, and let go of the file."""
+        """Write what was counted, sync, and close the file."""
         await self._syncing.aclose()
         self._tell_left_out(at_end=True)
         await self._syncing.aclose()

@@ -1,8 +1,9 @@
 """Capabilities: signed tokens that let a client without a certificate reach some ledgers.
 
-A capability names ranges of entries, rights to them, and when it expires.  It is bound to nobody:
-whoever holds it has its rights until then, so it goes only over encrypted connections, is short
-lived, and is no text of errors or logs.  Bookies verify it by the public keys of their cluster.
+A capability names ranges of entries, rights to them, and when it expires.  It is bound to no
+client: every holder has its rights until then.  Therefore it goes only over encrypted connections,
+is short lived, and is no text of errors or logs.  Bookies verify it by the public keys of their
+cluster.
 
 Layout, big-endian; the signature (Ed25519) is over a fixed prefix and all bytes before it:
 
@@ -172,7 +173,7 @@ def joined(grants: Iterable[Grant]) -> list[Grant]:
 
 
 def parse(token: bytes) -> Capability:
-    """Return what a token says, whoever signed it.  Raises: AccessDeniedError."""
+    """Return what a token says; its signature is not verified.  Raises: AccessDeniedError."""
     head = _head_of(token)
     grants = _GRANT.iter_unpack(token[_HEAD.size : -_SIGNATURE_BYTES])
     try:

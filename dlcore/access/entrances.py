@@ -21,8 +21,8 @@ class Entrance:
     right: str
     """The right that a caller needs, in words."""
     callers: str
-    """The callers who may use it."""
+    """The callers that may use it."""
     cost: str
     """The cost to the server of a caller that is not let in."""
     logged: str = "denials"
-    """The calls that the audit log, or the program's log, is told."""
+    """The calls that the audit log, or the program's log, has lines of."""

@@ -5,7 +5,7 @@ Promises:
 * Nothing is let in before the rules were read once, or while the stored rules are damaged.
 * A call is judged by the rules that were read last.  When they change, each running call is judged
   again, and one that lost its right is ended.
-* A call that is refused, and each management action, is told to the audit log.
+* The audit log has a line of each refused call, and of each management action.
 
 The driver (`dlcore.proxy.gatekeeper`) reads and watches the rules and performs the effects.
 """

@@ -1,8 +1,8 @@
 """Keys that change while a process uses them: in a file, or told by a server or a command.
 
 Promises: a change of a file is seen when its keys are asked for.  A teller is asked every few
-minutes, and sooner for a key that is not known, but not more often than every few seconds, whoever
-names such keys.  While new keys cannot be read, the present ones stay.
+minutes, and sooner for a key that is not known, but not more often than every few seconds, however
+many callers name such keys.  While new keys cannot be read, the present ones stay.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class Principal:
     """A caller: how it proved who it is, and its name by that proof.
 
     The text form is ``user:alice``, ``certificate:ingest.example`` or ``anonymous``.  Names of
-    different proofs never match: who gets a certificate of some name is not the user of that name.
+    different proofs never match: the holder of a certificate of some name is not the user of that
+    name.
     """
 
     proof: Proof

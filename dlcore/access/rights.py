@@ -7,7 +7,8 @@ with a prefix, or on one log.  Promises:
 * Once it has one, a demand that no rule allows is refused.
 * A rule that denies is stronger than any number of rules that allow.
 * A rule on the namespace holds for all its logs as well.
-* Who may read, append, truncate or manage may also describe.  No other right includes one.
+* Each of the rights to read, append, truncate and manage includes the right to describe.  No other
+  right includes one.
 """
 
 from __future__ import annotations

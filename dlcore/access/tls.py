@@ -68,7 +68,7 @@ class TlsFiles(ShownFields):
     def server_context(self, *, asks_clients: bool, requires_them: bool = True) -> ssl.SSLContext:
         """Return the context of a server; with `asks_clients` it requires client certificates.
 
-        Without `requires_them` it lets in who has none, and nobody with one that it does not trust.
+        Without `requires_them` clients need none, but one that is not trusted is always refused.
 
         Raises:
             ConfigurationError: as `client_context`, or there is no certificate.

@@ -141,7 +141,7 @@ class TlsInUse:
             self._tell_expiry()
 
     async def watch(self) -> None:
-        """Look again and again, also while nobody connects, until cancelled."""
+        """Look again and again, also while no client connects, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""The way in which ZooKeeper knows a process: TLS, and the user whose nodes nobody else reads.
+"""The way in which ZooKeeper knows a process: TLS, and the user whose nodes no other user reads.
 
 Only paths are passed on, as those of `TlsFiles`: every host has its own files.
 """

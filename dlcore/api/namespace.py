@@ -196,7 +196,7 @@ class Namespace(AsyncClosing):
         timestamp_ms: int | None = None,
         positions: Mapping[str, DLSN] | None = None,
     ) -> AsyncMergedReader:
-        """Open a reader over several logs, whose records come by transaction id.
+        """Open a reader over several logs, whose records are ordered by transaction id.
 
         Args:
             names: the logs, each once; at equal transaction ids the first named log comes first.
@@ -244,8 +244,8 @@ class Namespace(AsyncClosing):
         """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
 
         A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
-        from bookies that take capabilities.  They are secrets: they give their rights to everybody
-        who has them, for `lifetime_s` seconds, at most a day.
+        from bookies that take capabilities.  They are secrets: they give their rights to every
+        holder, for `lifetime_s` seconds, at most a day.
 
         Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
         """

@@ -126,7 +126,7 @@ class ScanClients:
     async def signing_context(self, uri: str) -> LogContext:
         """Return those of a namespace that signs capabilities: none of a plan is for other ledgers.
 
-        It can only be opened by who may read the cluster's keys.
+        Only a client that may read the cluster's keys can open it.
         """
         return await self._context_of(uri, signs=True)
 

@@ -1,6 +1,6 @@
 """The only place that starts tasks outside of an `asyncio.TaskGroup`: each has somebody to end it.
 
-A task of its own may fail when nobody looks, or go on when all that it uses is closed.  Therefore
+A task of its own may fail unseen, or go on when all that it uses is closed.  Therefore
 its error is always retrieved, and reported or left to callers: `BackgroundTasks` are those of an
 object, which closes them, and `side_tasks` those of a block.  A `TaskGroup` fits where the block
 waits for its tasks, and the first error ends them; it raises an `ExceptionGroup`.  `start_task` is

@@ -2,13 +2,13 @@
 
 A release reads all that the release before it wrote, and two releases may run in one cluster.  A
 feature is a message or a format that the older one does not understand.  It has a row in
-`FEATURES`, and is told in one of two ways:
+`FEATURES`, and is announced in one of two ways:
 
 * A feature of the wire is a bit of HELLO and WELCOME.  It is used on a connection whose two ends
   have it, and nothing remains of it.
 * A feature that changes what is stored has its name in the registration of every member.  It is
   used only once it was *finalized* for the cluster, which `dlog upgrade finalize` refuses while a
-  member lacks it.  From then on nobody opens the namespace who lacks it.
+  member lacks it.  From then on a process that lacks it cannot open the namespace.
 
 A member whose registration tells nothing is older than release 0.2.0, and has no such feature.
 """
@@ -43,7 +43,7 @@ class Feature:
         since: the first release that has it.
         gates: the message or the format that earlier releases do not understand.
         told: how others learn of it.
-        bit: its bit in the handshake; 0 if it is told in registrations.
+        bit: its bit in the handshake; 0 if registrations announce it.
     """
 
     name: str
@@ -108,7 +108,7 @@ FEATURES: tuple[Feature, ...] = (
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """The release that a member of the cluster runs, as it tells others.
 
-    `features` are the names of those that it has and that are told in registrations.  Without a
+    `features` are the names of those that it has and that registrations announce.  Without a
     version it is older than 0.2.0, the first release.
     """
 

@@ -22,7 +22,7 @@ class Places:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def locked(self) -> bool:
-        """Return whether one who comes now has to wait."""
+        """Return whether a caller that comes now has to wait."""
         return self._held >= self._count or bool(self._waiting)
 
     def resize(self, count: int) -> None:

@@ -672,8 +672,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         is_named: the name was given, so that the machine may not change it.
         expected: with a value the append is conditional, and `WriteBatch` comes once: the batch is
             written if this is the position of the log's last record (None: the log is empty).
-        claim: with a claim `WriteBatch` comes once, too.  Its base is 0: who makes the same claim
-            for the same records later, and anywhere, does not write them again.
+        claim: with a claim `WriteBatch` comes once, too.  Its base is 0: a writer that makes the
+            same claim for the same records later, anywhere, does not write them again.
         bytes_max: most bytes that may be pending when a record is accepted.
     """
 

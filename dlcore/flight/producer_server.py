@@ -13,8 +13,8 @@ so that one larger than the window passes alone.
 
 A producer first begins an incarnation or continues one.  Its batches continue the sequence of the
 batch before, or say where they begin.  A conditional write is one message: it is written when the
-client has ended its half of the stream.  If the log is released, further messages are dropped, the
-client is told, and gets some time to end the stream: if the stream ended at once, some clients
+client has ended its half of the stream.  If the log is released, further messages are dropped.  The
+client gets a message, and some time to end the stream: if the stream ended at once, some clients
 would not read the last acknowledgements.
 
 The other half is `dlcore.flight.producer_client`; the driver is
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.log.entries.stamp import Claim
 
 PARTING_S = 1.0
-"""After it was told of a release a client has this time to end the stream."""
+"""The time that a client has to end the stream after the message of a release."""
 
 
 class ServerState(State):

@@ -121,7 +121,7 @@ class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RulesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Changes of the rules of access, as texts; without any, the rules are told."""
+    """Changes of the rules of access, as texts; without any, the answer has the rules."""
 
     add: list[str] = []
     remove: list[str] = []

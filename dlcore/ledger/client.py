@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
-    """The id and the bookies for a ledger that can be created; nobody else gets the id.
+    """The id and the bookies for a ledger that can be created; no other client gets the id.
 
     `quorum` is the wanted one, or a smaller one if too few bookies were writable.
     """

@@ -97,7 +97,7 @@ class BookieClient(Protocol):
         Where an answer comes over a wire, the call can come without another turn of the event loop.
         """
         added = self.add_entry(bookie, frame, is_recovery=is_recovery)
-        # Nobody else has the future, so it is not cancelled, and its errors are those of bookies.
+        # No other code has the future, so it is not cancelled, and its errors are those of bookies.
         added.add_done_callback(lambda done: on_answer(cast("DLError | None", done.exception())))
 
     def add_entry(

@@ -1,4 +1,4 @@
-"""The keys of a cluster's capabilities: one node, which who may read it may sign with.
+"""The keys of a cluster's capabilities: one node, whose readers can sign capabilities.
 
 Each rotation adds a key.  Signers use it a moment later, when bookies have learned of it, and keys
 before it verify until the last capability that they signed has expired.

@@ -1,4 +1,4 @@
-"""Changes one node by compare-and-set: read, decide, write if nobody was first, else again.
+"""Changes one node by compare-and-set: read, decide, write if the node is unchanged, else again.
 
 Promises:
 

@@ -104,7 +104,7 @@ class ClusterSettingsStore:
         """Return the settings of a new log: those given, and of the cluster what they lack.
 
         They are stored with the log, so nothing that the cluster says later removes its records.
-        Values that cannot be used are told in the program's log, and give nothing.
+        Values that cannot be used get a line in the program's log, and give nothing.
 
         Raises: MetadataError: the store failed.
         """

@@ -32,13 +32,13 @@ def client_of(
     """
     tls = None
     if access.tls is not None:
-        from dlcore.access.tls_in_use import TlsInUse  # without TLS nobody needs it
+        from dlcore.access.tls_in_use import TlsInUse  # not needed without TLS
 
         tls = TlsInUse(access.tls)
     handler, credentials = ConnectionHandler(tls), access.credentials()
     known: dict[str, Any] = {}
     if credentials is not None:
-        # Not the ACL of all who are authenticated: the name in a client certificate would count,
+        # Not the ACL of all authenticated clients: the name in a client certificate would count,
         # too, and differs from process to process.
         user, _, password = credentials.secret.partition(":")
         known["auth_data"] = [("digest", credentials.secret)]

@@ -143,7 +143,7 @@ class _Watch:
 
 
 class _Watches:
-    """The callbacks of one session; each is told once of any number of changes before its turn."""
+    """The callbacks of one session; any number of changes before its turn make one call of each."""
 
     def __init__(self, states: SessionStates, later: Callable[[Callable[[], None]], None]) -> None:
         self._states = states

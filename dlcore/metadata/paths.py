@@ -6,7 +6,7 @@
 <root>/bookies/held/<name>                      exists while an operator holds the bookie read-only
 <root>/bookies/garbage/<name>                   incarnation whose garbage brake was released
 <root>/bookies/restored                         Restored: bookies delete no ledger meanwhile
-<root>/capability-keys                          KeyRing: who may read it may make capabilities
+<root>/capability-keys                          KeyRing: its readers can make capabilities
 <root>/ledgers/idgen                            the next ledger id, as decimal text
 <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
     …/staged                                    StagedLedger, of a ledger that several extents share

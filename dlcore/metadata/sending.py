@@ -122,7 +122,7 @@ class Requests:
         return await self.enqueue(what, start)
 
     def enqueue(self, what: str, start: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Send a request behind those that wait; nobody gives up its answer but the caller."""
+        """Send a request behind those that wait; only the caller gives up its answer."""
         request = Request(what, start, self._loop.create_future())
         self._backlog.append(request)
         self.pump()

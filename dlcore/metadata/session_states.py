@@ -17,7 +17,7 @@ class SessionStates:
     """The state of one session; used on its event loop.
 
     Args:
-        now: the state at first, which nobody hears of.
+        now: the state at first, of which no callback hears.
         figures: count the sessions that were lost.
     """
 
@@ -50,6 +50,6 @@ class SessionStates:
         return unsubscribe
 
     def close(self) -> None:
-        """End the session; nobody hears of that, or of anything later."""
+        """End the session; no callback hears of that, or of anything later."""
         self.now = SessionState.EXPIRED
         self._callbacks.clear()

@@ -87,7 +87,7 @@ class Watches:
             self._on_change(path)
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Call no callback any more."""
         self._is_closed = True
         self._paths.clear()
         if self._arming_again is not None:

@@ -281,7 +281,7 @@ def copies_problem(ledger: LedgerMetadata | CorruptMetadataError | None) -> str:
 
 
 async def _check_work(context: LogContext, log: LogKey, state: LogState) -> list[Finding]:
-    """Return unfinished work that nobody continues."""
+    """Return unfinished work that no process continues."""
     findings = []
     paths = context.logs.paths_of(log)
     is_open = bool(state.segments) and state.segments[-1].has_open_extent

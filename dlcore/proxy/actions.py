@@ -162,7 +162,7 @@ class Actions:
         except MALFORMED as error:
             raise ConfigurationError(f"action {name!r}: {error}: {described(action)}") from error
         await entry.require(action.needs.of(request), entrance=f"DoAction/{name}")
-        if action is actions.DRAIN:  # it goes on, whoever waits for it
+        if action is actions.DRAIN:  # it goes on, even if its caller leaves
             return msgspec.json.encode(await handler(request))
         async with self._membership.outages.bounded():
             return msgspec.json.encode(await handler(request))

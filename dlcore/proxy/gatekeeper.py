@@ -3,7 +3,7 @@
 A call enters with its caller.  It then requires what its request needs, at once or piece by piece.
 A stream that loses its right takes no more records or sends no more, and is refused, within moments
 of the change of the rules.
-A denial, and a call that manages or truncates, is told to the audit log.
+The audit log has a line of each denial, and of each call that manages or truncates.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AUDITED = frozenset({Right.MANAGE, Right.TRUNCATE})
-"""Calls that need one of these rights are told to the audit log when they succeed or fail."""
+"""The audit log has a line of each call that needs one of these rights, done or failed."""
 
 
 class Gatekeeper:
@@ -56,7 +56,7 @@ class Gatekeeper:
         callers: finds out who calls.
         outages: ends a lookup during an outage of the metadata store.
         config: the proxy's configuration.
-        audit: the audit log; None: denials and management are told to the program's log only.
+        audit: the audit log; None: denials and management are only in the program's log.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Gatekeeper:
         try:
             self._handle(Asked(entry.number, entry.caller.principal, tuple(demands)))
         except AccessDeniedError as error:
-            entry.is_audited = False  # it is told here
+            entry.is_audited = False  # its line is written here
             self._tell(entry, str(error), is_denial=True)
             if entry.caller.forwarder is not None:  # it may drain, and its client have the right
                 raise LogNotReadyError(
@@ -236,7 +236,7 @@ class Entry:
         self.demands: dict[Demand, None] = {}
         """All that the call needed so far, in order."""
         self.is_audited = False
-        """Whether the end of the call is told to the audit log."""
+        """Whether the audit log gets a line of the call's end."""
         self.is_looked_up = True
         """Whether the present name of each log that it named with an id was looked up."""
         self.lost: DLError | None = None
@@ -254,7 +254,7 @@ class Entry:
         await self._keeper.require(self, needs)
 
     def may(self, demand: Demand) -> bool:
-        """Return whether the caller may do something; nothing is told to the audit log."""
+        """Return whether the caller may do something; the audit log gets no line."""
         return self._keeper.may(self.caller, demand)
 
     def lose(self, error: DLError) -> None:

@@ -22,7 +22,7 @@ class LiveProxy(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         layout: the version of the format.
         secret: the text by which other proxies know a call of this one; made anew by each process.
-        load: the load as it was told last; None: it was not told yet.
+        load: the load that it reported last; None: none yet.
         release: the release that it runs.
         kafka: the ``host:port`` for clients of Kafka's protocol; None: it serves none, or is of
             version 0.2 or before.

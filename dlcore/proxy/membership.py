@@ -106,8 +106,8 @@ class Membership:
         is_gone = await asyncio.shield(probe)
         if is_gone:
             logger.warning(
-                "the proxy at %s is gone: nobody listens there; to do: start it again if it should "
-                "run; others serve its logs",
+                "the proxy at %s is gone: no process listens there; to do: start it again if it "
+                "should run; others serve its logs",
                 location,
             )
         return is_gone

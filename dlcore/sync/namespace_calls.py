@@ -171,7 +171,7 @@ class NamespaceCalls(WritersNamespace):
         timestamp_ms: int | None = None,
         positions: Mapping[str, DLSN] | None = None,
     ) -> MergedReader:
-        """Open a reader over several logs, whose records come by transaction id.
+        """Open a reader over several logs, whose records are ordered by transaction id.
 
         Args:
             names: the logs, each once; at equal transaction ids the first named log comes first.
@@ -222,8 +222,8 @@ class NamespaceCalls(WritersNamespace):
         """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
 
         A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
-        from bookies that take capabilities.  They are secrets: they give their rights to everybody
-        who has them, for `lifetime_s` seconds, at most a day.
+        from bookies that take capabilities.  They are secrets: they give their rights to every
+        holder, for `lifetime_s` seconds, at most a day.
 
         Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
         """

@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session = ClientSession(bookie, self._end, config, presenter, now_s=self._loop.time())
         self._transport: asyncio.Transport | None = None
         self._timers: dict[type, asyncio.TimerHandle] = {}
-        self._settled: asyncio.Event | None = None  # made for who waits for the last write
+        self._settled: asyncio.Event | None = None  # made when a caller waits for the last write
         self.closed = asyncio.Event()
         """Set once the transport is gone, or if there never was one."""
         self._handle(Tick(self._loop.time()))
@@ -240,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         for on_answer, _, _ in writes:
             try:
                 on_answer(None)
-            except Exception as defect:  # noqa: BLE001 - the others get their answers all the same
+            except Exception as defect:  # noqa: BLE001 - the other calls must get their answers
                 told = {"message": "taking an answer failed", "exception": defect}
                 self._loop.call_exception_handler(told)
 

@@ -55,7 +55,7 @@ class Route:
     entrance: Entrance
     handler: Handler
     is_stream: bool = False
-    """Whether the answer may last, such as that of a page that is told of changes."""
+    """Whether the answer may last, such as that of a page that shows changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIAL_PAUSE_S = 10.0
-"""A trial's result is told for this time."""
+"""A trial's result is the answer for this time."""
 _TRIAL_S = 8.0
 
 INFO = gauge("build_info", "1, with the version and the role of the process", "role", "version")

@@ -581,7 +581,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         if self.state is _CLOSED:  # the connection came too late
             return []
         effects = self._break(BookieUnavailableError(f"the connection was closed{reason}"))
-        if self.state is _CLOSED:  # it was lost before it was told as made
+        if self.state is _CLOSED:  # it was lost before its making was reported
             return effects
         self._become(_CLOSED)
         return [*effects, Call.NOTE_CLOSED]

@@ -174,7 +174,7 @@ class Endpoint(AsyncClosing):
         self._tls = tls
         in_use = None
         if tls is not None:
-            from dlcore.access.tls_in_use import TlsInUse  # without TLS nobody needs it
+            from dlcore.access.tls_in_use import TlsInUse  # not needed without TLS
 
             in_use = TlsInUse(tls)
         self._channels = Channels(in_use)

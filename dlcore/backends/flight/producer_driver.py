@@ -170,7 +170,7 @@ class ProducerDriver:
             self.handle(RetryDue(self._loop.time()))
 
     def _on_defect(self, error: BaseException) -> None:
-        # Nobody does the task's work now: callers that wait for it must not wait for ever.
+        # No task does this work now: callers that wait for it must not wait for ever.
         told = f"the writer of log {self._log.name!r} broke: {error!r}"
         self.handle(Fail(UnexpectedError(told)))
 

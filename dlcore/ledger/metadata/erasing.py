@@ -1,7 +1,7 @@
 """Requests to all bookies to remove every byte of ledgers that are gone, and their answers.
 
 A request is a node below ``bookies/erasures``, with one node below it for each bookie that has
-answered.  It stays until whoever made it has all answers, so a bookie that is down answers later.
+answered.  It stays until its maker has all answers, so a bookie that is down answers later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dlcore.metadata.stored import LAYOUT, Count
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """A request, made at `asked_ms`.
 
-    Its `ledgers` were deleted before, by whoever asks; so bookies need no other proof of that.
+    The caller deleted its `ledgers` before, so bookies need no other proof of that.
     """
 
     layout: int = LAYOUT

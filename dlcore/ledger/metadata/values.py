@@ -196,7 +196,7 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
 
         `joined` has the joining bookie of each ensemble, by the ensemble's first entry.  This is
         sound if each member of an ensemble stores all of its entries (E = Qw) and the ledger is
-        CLOSED.  Nobody writes or recovers it then, and each write set of the new quorum is again
+        CLOSED.  No client writes or recovers it then, and each write set of the new quorum is again
         the whole ensemble, of which each member holds the entry.  A reader with older metadata
         finds its bookies unchanged.
         """

@@ -471,7 +471,7 @@ class LedgerFollow(Machine[FollowState]):
 
     def _range_read(self, entries: Sequence[EntryFrame]) -> list[Effect]:
         if entries[-1].entry_id > self._lac:
-            # A recovery closed the ledger before them: they belong to nobody.
+            # A recovery closed the ledger before them, so they are no entries of it.
             entries = [each for each in entries if each.entry_id <= self._lac]
         if entries:
             return self._hand_out(entries)

@@ -253,7 +253,7 @@ class FetchNext(NamedTuple):
 
 
 class NoteRead(NamedTuple):
-    """Effect: note how a bookie answered, for those who choose a replica next."""
+    """Effect: note how a bookie answered, for the next choice of a replica."""
 
     bookie: BookieId
     is_good: bool

@@ -10,10 +10,10 @@ Theory of operation (bookkeeper.md section 3.1, and the proofs there):
    prove that they do not.  If that many do, the claim is false, and recovery starts at the next
    lower LAC.  If the answers are unknown, the claim counts.
 2. *Read* entry after entry from its whole write set.  One valid copy recovers an entry; Qw - Qa + 1
-   proven noes are its end: nobody can have acknowledged it.  The reads fence too, which makes a
-   "no" final: the bookie will never accept the entry from the old writer.
-   A copy counts the bytes of its ledger up to its end.  If this count does not follow the entry
-   before, the copy is not the writer's, whatever its checksum: it is unknown.
+   proven noes are its end: it cannot have been acknowledged.  The reads fence too, which makes a
+   "no" final: the bookie will never accept the entry from the old writer.  A copy counts the bytes
+   of its ledger up to its end.  If this count does not follow the entry before, the copy is not the
+   writer's, whatever its checksum: it is unknown.
 3. *Write back* each recovered entry, so that Qa bookies hold it, before the ledger ends after it.
 
 An answer that is neither a valid copy nor a proven no is unknown.  If unknown answers could change
@@ -483,7 +483,7 @@ class LedgerRecovery(Machine[RecoveryState]):
         return self._read_ahead() if self.state is RecoveryState.READING else []
 
     def _finish(self) -> list[Effect]:
-        """Let the ledger end before the first entry that nobody acknowledged."""
+        """Let the ledger end before the first entry that was not acknowledged."""
         end = self._next_entry - 1
         if self._written < end:
             return []

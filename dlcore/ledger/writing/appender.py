@@ -38,7 +38,7 @@ changes take effect at once and in memory only, and reach the metadata with the 
 a machine tells no LAC and closes nothing.
 
 The machine decides when the ensemble changes and how the ledger ends.  It owns three parts, which
-know nothing of each other: `AddWindow` (entries, who holds them, the LAC), `Replacements` (members
+know nothing of each other: `AddWindow` (entries, their holders, the LAC), `Replacements` (members
 that failed, bookies that join) and `LacPublication` (messages that tell the LAC).
 
 The driver (`appender_driver.py`) performs the effects and feeds the answers back.
@@ -87,7 +87,7 @@ _OVERLOAD_S = 0.02
 """First pause before an overloaded bookie is asked again; it doubles up to `_OVERLOAD_S_MAX`."""
 _OVERLOAD_S_MAX = 1.0
 _SPREAD_S = 0.005
-"""After this time, or twice that, all bookies are told a LAC that no add has carried.  At once it
+"""After this time, or twice that, all bookies get a LAC that no add has carried.  At once it
 goes only to the bookie that followers listen to: messages to all would delay each other and the
 entries that it pushes."""
 _LAC_RETRY_S = 0.5
@@ -95,7 +95,7 @@ _JOIN_BYTES = 8192
 """A body below this size is joined once here, else each connection would join its parts."""
 
 TAKEN = (LedgerFencedError, LedgerClosedError, LedgerNotFoundError)
-"""Errors after which the ledger is another client's, or nobody's, for good."""
+"""Errors after which the ledger is another client's, or deleted, for good."""
 
 
 _REFUSALS = (EntryTooLargeError, BadRequestError, BookieAccessDeniedError)
@@ -637,7 +637,7 @@ class AddWindow:
         return effects
 
     def drop_copies(self) -> None:
-        """Wait for no copy any more; who has made some durable keeps them."""
+        """Wait for no copy any more; bookies keep the durable ones."""
         self.copies_left = 0
         for add in self.adds.values():
             add.owed.clear()

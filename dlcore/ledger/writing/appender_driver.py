@@ -264,7 +264,7 @@ class AppenderDriver:
                 assert_never(call)
 
     def _on_defect(self, error: BaseException) -> None:
-        # Nobody does the task's work now: adds that wait for it must not wait for ever.
+        # No task does this work now: adds that wait for it must not wait for ever.
         self.handle(Fail(DLError(f"a defect ended the writer: {error!r}")))
         raise error  # for the loop's exception handler
 

@@ -6,7 +6,7 @@ Commits, and tables that are known, are read and written by `delta_log.py`, whos
 
 The library has a client of object stores of its own, which takes the same variables of the
 environment as that of the tier.  Both make a commit's file only where there is none.  A commit is
-tried once: whoever calls looks again before the next one.  Calls run in threads.
+tried once: the caller looks again before the next one.  Calls run in threads.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     # How long old versions can be read, as far as their files are there.
     "delta.logRetentionDuration": "interval 30 days",
-    # No file is deleted by this, only by dlog's own sweep; it is for those who call VACUUM.
+    # Only dlog's own sweep deletes files; this is for users that call VACUUM.
     "delta.deletedFileRetentionDuration": "interval 30 days",
 }
 
@@ -127,7 +127,7 @@ class DeltaTables:
         """Return a table that is known at its newest version; None if all of it is to be read."""
         data = self._commit_file(state.version)
         if data is None or identity_of(data) != state.commit:
-            return None  # it was made again, or nobody committed for a month
+            return None  # it was made again, or there was no commit for a month
         for _ in range(_COMMITS_READ_MAX):
             data = self._commit_file(state.version + 1)
             if data is None:

@@ -4,7 +4,7 @@ The table is in the folder of the log, and known to a catalog.  Its first metada
 dlog, and a copy of it registered: a table that the library makes by itself gets other field ids
 than the log's objects have.  Each commit is one transaction: files that come and go, the position
 in the snapshot's summary, and the tag.  The catalog makes it only if the current snapshot is the
-one that was seen; it is tried once, and whoever calls looks again before the next.  Calls run in
+one that was seen; it is tried once, and the caller looks again before the next.  Calls run in
 threads.
 """
 
@@ -281,7 +281,8 @@ class IcebergTables:
         with told("making", self.url):
             with suppress(AlreadyExistsError), TierFiles().new_output(url).create() as copy:
                 copy.write(first)
-            if not catalog.namespace_exists(place[0]):  # who may not make one needs none made
+            # A client that may not make a namespace can work with one that is there.
+            if not catalog.namespace_exists(place[0]):
                 catalog.create_namespace_if_not_exists(place[0])
             with suppress(TableAlreadyExistsError):
                 return catalog.register_table(identifier_of(place), url)

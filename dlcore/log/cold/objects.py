@@ -1,6 +1,6 @@
 """The port to object stores.
 
-An object is written once, under a URL that nobody used before, and never changed.
+An object is written once, under a URL that was never used before, and never changed.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class RowRedactor:
         if header.encrypted:
             raise UnsupportedError(
                 f"log {self._log!r} has encrypted entries, which cannot be redacted: without its "
-                "key nobody reads them"
+                "key they cannot be read"
             )
         return header
 

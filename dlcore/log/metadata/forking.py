@@ -14,7 +14,7 @@ logs removes it, and gives up what it had counted.  docs/architecture/machines.m
 
 Promises:
 
-* Nobody sees a fork before it is whole.
+* No client sees a fork before it is whole.
 * At each moment a ledger's count is that of the extents which refer to it, of all logs.
 * Positions, transaction ids and sequence ids are those of the source; the next ones follow.
 

@@ -162,7 +162,7 @@ class Signal(enum.Enum):
     REMOVED = "the subscription and its lock are gone"
     EXPIRED = "the session is gone, and the lock with it"
     GIVEN_UP = "the caller has left, and gets no answer"
-    RELEASED = "the caller lets go of the lock"
+    RELEASED = "the caller releases the lock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,9 @@ class _Source:
 class AsyncMergedReader(AsyncClosing):
     """Reads many logs as one; use `Namespace.open_merged_reader`.
 
-    Records come by transaction id; of equal ones the record of the log that was named first comes
-    first.  Records of one log keep their order.  `async for merged in reader` yields all readable
-    records.  A read that is cancelled, or fails, takes nothing.
+    Records are ordered by transaction id.  At equal ids the order of the named logs decides.
+    Records of one log keep their order.  `async for merged in reader` yields all readable records.
+    A read that is cancelled, or fails, takes nothing.
 
     About 32 MB of entries of all logs together are kept in memory, at least one of each, beside the
     `read_ahead_bytes` that the reader of each log fetches ahead.

@@ -317,7 +317,7 @@ class SubscriptionHold:
                     await changed.wait()
                     changed.clear()
         except (TimeoutError, *UNANSWERED):
-            return  # the next try shows who has it
+            return  # the next try shows the holder
         finally:
             unwatch()
 

@@ -36,7 +36,7 @@ def kept_from_ms(settings: LogSettings, *, now_ms: int) -> int | None:
 
 
 def readable_for_s(settings: LogSettings) -> float:
-    """Return for how long records stay if nobody truncates them."""
+    """Return for how long records stay if they are not truncated."""
     if settings.retention_s is None or settings.explicit_truncation:
         return math.inf
     return settings.retention_s

@@ -13,7 +13,7 @@ Promises:
 * Once another client holds the lock after a loss, or has changed the log, ownership is denied for
   good: that client has fenced the ledger, or will.
 * An attempt is not given up while its outcome is open: a time-out counts once it is known.
-* A client that waits longer than a while is told for whom, once.
+* A client that waits longer than a while gets one report, which names the owner.
 
 A waiting client that may ask requests the lock from a holder that gives turns, which is a proxy's
 writer, unless another client has requested it already.
@@ -59,25 +59,25 @@ class OwnershipState(State):
     LOST = "the session is gone, and nothing may be acknowledged"
     REGAINING = "the lock is tried again, if the log is as its owner left it"
     DENIED = "another client has the log, or has changed it"
-    RELEASED = "the owner has let go"
+    RELEASED = "the owner has released the lock"
 
 
 _S = OwnershipState
-_END = {_S.DENIED: "a defect", _S.RELEASED: "let go"}
+_END = {_S.DENIED: "a defect", _S.RELEASED: "released"}
 TRANSITIONS = Transitions(
     _S.IDLE,
     {
-        _S.IDLE: {_S.ACQUIRING: "acquire", _S.RELEASED: "let go"},
+        _S.IDLE: {_S.ACQUIRING: "acquire", _S.RELEASED: "released"},
         _S.ACQUIRING: {
             _S.OWNED: "the lock is taken",
             _S.WAITING: "held, or made in a session that is gone",
             _S.DENIED: "held, and not waited for; refused",
-            _S.RELEASED: "let go",
+            _S.RELEASED: "released",
         },
         _S.WAITING: {
             _S.ACQUIRING: "the node changed, or there is a session again",
             _S.DENIED: "waited too long",
-            _S.RELEASED: "let go",
+            _S.RELEASED: "released",
         },
         _S.OWNED: {_S.LOST: "session expired", **_END},
         _S.LOST: {_S.REGAINING: "the node changed, or there is a session again", **_END},
@@ -85,10 +85,10 @@ TRANSITIONS = Transitions(
             _S.OWNED: "taken again, the log unchanged",
             _S.LOST: "the session is gone again, or the node of an earlier one is there",
             _S.DENIED: "held by another, or the log moved on; refused",
-            _S.RELEASED: "let go",
+            _S.RELEASED: "released",
         },
-        _S.DENIED: {_S.RELEASED: "let go"},
-        _S.RELEASED: {_S.RELEASED: "let go again"},
+        _S.DENIED: {_S.RELEASED: "released"},
+        _S.RELEASED: {_S.RELEASED: "released again"},
     },
 )
 _TRYING = (_S.ACQUIRING, _S.REGAINING)
@@ -103,7 +103,7 @@ class Signal(enum.Enum):
     TIMED_OUT = "the caller waits no longer"
     EXPIRED = "the session is gone, and the node with it"
     RESUMED = "there is a connected session"
-    RELEASE = "the caller lets go"
+    RELEASE = "the caller releases the lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ class Ownership(Machine[OwnershipState]):
     # The end
 
     def _report(self, now: float) -> list[Effect]:
-        """Report a long wait, once it is known who is waited for."""
+        """Report a long wait, once the lock's holder is known."""
         if not self._is_report_due or self._holder is None:
             return []
         self._is_report_due = False

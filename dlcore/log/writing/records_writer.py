@@ -194,7 +194,7 @@ class AsyncLogWriter(AsyncClosing):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Flush and close, and let go of the log; a second call does nothing.
+        """Flush and close, and release the log; a second call does nothing.
 
         Raises: as `flush`: records failed; acknowledged ones are durable.
         """

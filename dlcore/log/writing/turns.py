@@ -64,7 +64,7 @@ TRANSITIONS = Transitions(
     {
         _S.FREE: {_S.LOOKING: "the lock changed"},
         _S.LOOKING: {
-            _S.FREE: "nobody asks, or no answer",
+            _S.FREE: "no append asks, or no answer",
             _S.LOOKING: "the lock changed meanwhile",
             _S.PARTING: "an append asks",
             _S.OVER: "refused",
@@ -72,7 +72,7 @@ TRANSITIONS = Transitions(
         _S.PARTING: {_S.GIVING: "all answered", _S.OVER: "sealed, failed or closed"},
         _S.GIVING: {
             _S.CHECKING: "given",
-            _S.RETURNING: "nobody asks any more, or no answer",
+            _S.RETURNING: "no append asks any more, or no answer",
             _S.OVER: "refused",
         },
         _S.GIVEN: {_S.CHECKING: "the lock changed", _S.REVOKING: "time is over"},
@@ -277,7 +277,7 @@ class Turns(Machine[TurnState]):
         return [*effects, Call.STEP_ASIDE]
 
     def _settle(self) -> list[Effect]:
-        """Nobody asks, as far as is known."""
+        """Settle: no append asks, as far as is known."""
         if self._may_differ:
             return self._look(TurnState.LOOKING)
         self._become(TurnState.FREE)

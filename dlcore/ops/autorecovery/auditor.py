@@ -141,7 +141,7 @@ class Auditor:
                 wanted = max(wanted, wanted_copies(metadata))
                 missing = lost_members(metadata, lost)
                 # The recoverer of one without an end may have died, and until another one ends it
-                # nobody can know the last acknowledged entry.  The worker gives the first a grace.
+                # the last acknowledged entry is unknown.  The worker gives the first a grace.
                 if missing or not is_sound(metadata):
                     await self._repairs.publish(metadata.ledger_id, missing=missing)
                     count += bool(missing)

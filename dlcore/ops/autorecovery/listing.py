@@ -206,7 +206,7 @@ class RepairList:
         """Return the current auditor, None if there is none."""
         path = self._paths.auditor
         node = await self._store.get(path)
-        tell = partial(logger.warning, "who is the auditor cannot be read: %s")
+        tell = partial(logger.warning, "the node of the auditor cannot be read: %s")
         return decode_or_tell(ElectedAuditor, node, source=path, tell=tell)
 
     async def tell(self, sweep: str, troubles: Troubles) -> None:

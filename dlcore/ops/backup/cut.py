@@ -331,7 +331,7 @@ class _Cut:
         try:
             return decode(StoredSettings, value, source=path).settings.needs_visits
         except CorruptMetadataError:
-            return True  # who visits the log tells of the damage, as before
+            return True  # the worker that visits the log tells of the damage, as before
 
     def _take_segments(self, log: LogPaths, head: LogHead) -> None:
         """Take the segments of a log."""

@@ -1,7 +1,7 @@
 """Exports of metadata as objects beside cold segments, so that one place brings a namespace back.
 
-An export is an object ``<url>/metadata/<cluster id>/<time>-<moment>.dlog``, with a name that nobody
-used before.  The keys that sign capabilities are not in it: who may read the store may read
+An export is an object ``<url>/metadata/<cluster id>/<time>-<moment>.dlog``, with a name that was
+never used before.  The keys that sign capabilities are not in it: a reader of the store may read
 records, but should not be able to sign.  A namespace without keys makes new ones.
 """
 

@@ -52,7 +52,7 @@ SEGMENTS_SKIPPED = 100
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Records from one position up to another one, which is None if nobody knows how many."""
+    """Records from one position up to another one, which is None if their number is unknown."""
 
     start: DLSN
     end: DLSN | None

@@ -70,7 +70,7 @@ SECTIONS = {
     "For those who secure it": ("secure", "acl", "audit"),
     "For those who look for a fault": ("debug", "segment", "ledger", "staging"),
 }
-"""The commands by those who need them, as help shows them."""
+"""The commands by the people that need them, as help shows them."""
 
 
 class _Sections(click.Group):

@@ -180,10 +180,10 @@ async def _describe_garbage(namespace: DirectNamespace, name: str) -> str:
                 told = await control.ask(info.bookie, info.control_address)
                 return f"it holds {told.ledgers} ledgers, and {needed} refer to it"
     except BookieUnavailableError as error:
-        return f"how much cannot be told ({error}), {needed} ledgers refer to it"
+        return f"how much is unknown ({error}), {needed} ledgers refer to it"
     finally:
         await control.aclose()
-    return f"how much cannot be told, for it is not registered; {needed} ledgers refer to it"
+    return f"how much is unknown, for it is not registered; {needed} ledgers refer to it"
 
 
 @bookie_group.command("read-only", epilog="Example: dlog bookie read-only bookie-3")

@@ -1,4 +1,4 @@
-"""`dlog debug`: an archive for whoever helps, and the faults that it shows."""
+"""`dlog debug`: an archive for experts, and the faults that it shows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_bundle(file: Path | None) -> None:
     the sizes of ZooKeeper's nodes; no records, no key, no token.  On each host a bundle shows that
     host's servers: call it as their user, or as root.
 
-    It takes less than a minute, also if much does not answer; what is missing is told.
+    It takes less than a minute, also if much does not answer; the output names what is missing.
     """
     from dlcore.backends.direct.namespace import open_namespace
     from dlcore.base.whole_files import whole_file

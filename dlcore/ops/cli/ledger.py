@@ -201,7 +201,7 @@ def audit_ledgers(*, delete: bool, yes: bool) -> None:
         note(f"deleted {len(audit.orphans)} ledgers")
     if audit.damaged:
         note(
-            f"{len(audit.damaged)} logs are damaged, so nobody knows which ledgers they have: no "
+            f"{len(audit.damaged)} logs are damaged, so it is unknown which ledgers they have: no "
             "ledger is called an orphan"
         )
     if audit.missing or audit.damaged or (audit.orphans and not delete):
@@ -293,7 +293,7 @@ def recover_ledger(ledger_id: int, *, yes: bool) -> None:
         require_consent(yes=yes)
         log = found.custom.get("log")
         of = "" if log is None else f" of log {log}"
-        ask(f"Close ledger {ledger_id}{of}: who still writes it is fenced, and fails", yes=yes)
+        ask(f"Close ledger {ledger_id}{of}: a client that still writes it is fenced", yes=yes)
 
     async def recover(namespace: DirectNamespace) -> LedgerMetadata:
         return await namespace.ports.ledgers.recover_ledger(ledger_id)

@@ -454,7 +454,7 @@ async def _describe_deletion(namespace: DirectNamespace, log: str, damaged: bool
     if damaged:
         return (
             f"Delete log {log} ({damage or 'which is not damaged'}): its metadata, and the ledgers "
-            "that can still be told from it; others stay until `dlog ledger audit --delete`"
+            "that it still names; others stay until `dlog ledger audit --delete`"
         )
     if damage:
         raise CorruptMetadataError(f"{damage}; --damaged deletes the log as far as it is readable")
@@ -463,6 +463,6 @@ async def _describe_deletion(namespace: DirectNamespace, log: str, damaged: bool
             snapshot = await manager.get_snapshot()
             records = await manager.get_log_record_count()
     except CorruptMetadataError as error:  # metadata of one of its ledgers
-        return f"Delete log {log}, of which cannot be told how much it holds: {error}"
+        return f"Delete log {log}, whose contents cannot be counted: {error}"
     size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
     return f"Delete log {log} with {records} records in {len(snapshot.segments)} segments, {size}"

@@ -275,7 +275,7 @@ class _Tail:
             try:
                 while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
                     last.extend(records)
-            finally:  # the end of a sealed log is an error, and its last records are shown even so
+            finally:  # the end of a sealed log is an error, which must not hide its last records
                 self.printer.show(last)
             if self.follow:
                 await self._show_on(reader, None)

@@ -1,1 +1,1 @@
-"""Diagnosis for operators: answers of all servers, archives for those who help, and faults."""
+"""Diagnosis for operators: answers of all servers, archives for experts, and faults."""

@@ -164,7 +164,7 @@ def _skewed_clocks(values: Values) -> Iterator[Fault]:
                 for ahead, within, name in sorted(found)
             ),
             to_do="start the time service (NTP) on the host that is off; times of records and the "
-            "expiry of tokens go by these clocks",
+            "expiry of tokens depend on these clocks",
         )
 
 
@@ -195,7 +195,7 @@ def _stuck_recovery(values: Values) -> Iterator[Fault]:
     elif reasons:
         yield Fault(
             kind="no-recovery",
-            what="nobody would restore lost replicas",
+            what="no worker would restore lost replicas",
             evidence=_first(reasons),
             to_do="dlog autorecovery run, on two hosts; dlog autorecovery pause --off",
         )

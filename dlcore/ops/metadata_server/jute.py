@@ -266,7 +266,7 @@ def _creation(path: str, fields: _Fields, request_id: int) -> Create:
     value = fields.data()
     for _ in range(fields.number()):
         if (fields.number(), fields.text(), fields.text()) != _OPEN_ACL:
-            # Nobody shall believe that a node is closed to others, which would not be true.
+            # A client must not believe that a node is closed to others: it would not be.
             raise RefusedRequestError(request_id, Code.INVALID_ACL)
     flags = fields.number()
     if flags not in (0, 1):  # 1: ephemeral; others number the name, or end the node by time

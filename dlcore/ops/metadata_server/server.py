@@ -1,7 +1,7 @@
 """Runs a `MetadataService`: the connections, the file, the time.
 
 All that comes in one turn of the event loop is stored by one commit.  If a commit fails, the server
-ends: what is in memory is not on disk then, and nothing of it may be told.
+ends: its memory is ahead of its disk then, and no client may learn of the difference.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class _Connection(asyncio.Protocol):
             self._server.take(Received(self._number, frame, now_s, password))
 
     def send(self, data: bytes) -> None:
-        """Send bytes; a client that does not read is let go."""
+        """Send bytes; a client that does not read is disconnected."""
         self.transport.write(data)
         if self.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX:
             self.end("it does not read")

@@ -122,7 +122,7 @@ Effect: TypeAlias = Store | Send | End
 
 
 class _Held:
-    """A session that is held: who speaks for it, and when it ends."""
+    """A session that is held: its connection, and when it ends."""
 
     def __init__(self, session: Session, due_s: float) -> None:
         self.session = session

@@ -58,7 +58,7 @@ TRANSITIONS = Transitions(
             Phase.UNDRAINING: "a proxy took too long",
             Phase.ENDED: "a bookie took too long",
         },
-        Phase.UNDRAINING: {Phase.ENDED: "it takes logs, or could not be told"},
+        Phase.UNDRAINING: {Phase.ENDED: "it takes logs, or could not be asked to"},
         Phase.ENDED: {},
     },
 )
@@ -260,7 +260,7 @@ class RollingRestart(StepMachine[Phase, Event, Work, Restarted]):
             return self._stop(error)
         location = self._left[0].name
         return self._end(
-            f"{self._reason}; and {location} was drained, and cannot be told to take logs again "
+            f"{self._reason}; and {location} was drained, and cannot be asked to take logs again "
             f"({error}): if it runs, call dlog proxy undrain --endpoint {location}"
         )
 

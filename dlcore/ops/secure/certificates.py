@@ -80,7 +80,7 @@ def authority_certificate(name: str, key: bytes, *, now: datetime) -> bytes:
 
 
 class Authority:
-    """Signs certificates; who trusts it trusts all of them.
+    """Signs certificates; trust in it is trust in all of them.
 
     Raises:
         ConfigurationError: key or certificate cannot be read, or do not belong together.
@@ -108,7 +108,7 @@ class Authority:
         now: datetime,
         days: int,
     ) -> bytes:
-        """Return the certificate of a private key in PEM: of who is called `name`, at `places`.
+        """Return the certificate of a private key in PEM, for a holder called `name` at `places`.
 
         Raises:
             ConfigurationError: the key cannot be read.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _AUTHORITY_NAME = "dlog authority"
 _SECRET = ("zookeeper.auth", "zookeeper.store.pem")
-"""Files of members, besides keys, that nobody else may read."""
+"""Files of members, besides keys, that no other user may read."""
 
 
 def make_missing(folder: Path, plan: ClusterPlan, *, now_ms: int, days: int) -> list[str]:

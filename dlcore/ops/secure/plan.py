@@ -1,4 +1,4 @@
-"""The folder of a secured cluster: who has a certificate there, and which configuration.
+"""The folder of a secured cluster: the members, with certificates and configurations.
 
 ca.pem, ca.key                      the authority: the key stays here
 hosts/HOST/ca.pem                   the folder of each host, which goes there as a whole
@@ -153,7 +153,7 @@ class ClusterPlan:
 
     @property
     def members(self) -> Iterator[Member]:
-        """Everybody who gets a certificate."""
+        """All members that get a certificate."""
         for host in self.hosts:
             for role in (Role.BOOKIE, Role.PROXY, Role.AUTORECOVERY):
                 yield Member(role, host)

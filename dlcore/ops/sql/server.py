@@ -106,7 +106,7 @@ class SqlServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def get_flight_info(
         self, _: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
-        """Return the ticket of a command.  Its columns are told with its rows."""
+        """Return the ticket of a command.  Its columns come with its rows."""
         with _told():
             data = bytes(descriptor.command or b"")
             ticket = commands.ticket_of(commands.command_of(data), data)
@@ -246,11 +246,11 @@ class _Rows:
         return self._reader.schema
 
     def kill(self) -> None:
-        """End the query, whose client is told."""
+        """End the query; its client gets an error."""
         self._process.kill()
 
     def end(self) -> None:
-        """End the query, whose rows nobody wants."""
+        """End the query, whose client has left."""
         self._end()
 
     def __iter__(self) -> _Rows:

@@ -30,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DUCKDB_SHARE = 0.5
-"""Share of the memory that DuckDB is told of; the rest is for what it does not count."""
+"""Share of the memory that DuckDB gets as its limit; the rest is for what it does not count."""
 
 
 def main() -> int:

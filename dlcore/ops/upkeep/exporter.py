@@ -4,9 +4,9 @@ Any number of workers look; the one that holds the lock makes the export that is
 name, and then deletes the oldest ones.  A worker that dies leaves a whole export or none, because
 an export is one object; the next one is due when the time of the last one that was noted is over.
 
-After a restore or an import nothing is exported or deleted until it is accepted: who tries a
-restore beside the living cluster must not write where that one's exports are, and who restores once
-more wants the same export.
+After a restore or an import nothing is exported or deleted until it is accepted.  A restore that is
+tried beside the living cluster must not write where that one's exports are, and a second restore
+needs the same export.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class MendState(State):
     READING = "another object of the folder is read"
     WRITING = "what was found is written under a new name"
     READING_BACK = "the new object is read from the store, and compared"
-    NAMING = "the ledger is told the new name"
+    NAMING = "the ledger gets the new name"
     MENDED = "the ledger names the new object"
     OVERTAKEN = "the ledger was changed meanwhile, or is gone"
     FAILED = "no source has the records, or a store did not do its part"

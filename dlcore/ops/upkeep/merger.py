@@ -138,8 +138,8 @@ class LogMerger(SegmentRewriter):
                 raise  # no change of the log explains it
             is_swapped = False
         except BaseException:
-            # The swap may have been made even so: `_drop_unused` reads its outcome before it
-            # deletes the ledger.
+            # The swap may have been made before the error: `_drop_unused` reads its outcome before
+            # it deletes the ledger.
             self._unused.add(ledger.ledger_id)
             await ledger.abandon()
             raise

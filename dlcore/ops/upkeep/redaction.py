@@ -256,7 +256,7 @@ class Redaction(StepMachine[RedactionState, Event, Work, bool]):
         if self._scans == SCANS_MAX:
             raise UnexpectedError(
                 f"the log was scanned {SCANS_MAX} times, and had such rows again each time: run "
-                "the command again when nobody writes them any more"
+                "the command again when no writer writes them any more"
             )
         self._become(RedactionState.SCANNING)
         self._scans += 1

@@ -210,7 +210,7 @@ class Purger:
     # Bookies
 
     async def ask(self) -> Sequence[str]:
-        """Ask all bookies to erase, once the ledgers are gone; return who has not done so yet."""
+        """Ask all bookies to erase, once the ledgers are gone; return those that have not yet."""
         context, stored = self._context, (await self.begun()).stored
         if await self._undropped(stored.ledgers):
             return ("bookies are asked once these ledgers are deleted",)

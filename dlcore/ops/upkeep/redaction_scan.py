@@ -44,7 +44,7 @@ class RedactionScanner(SegmentRewriter):
         context: the namespace's adapters.
         owner: the owner of ledgers that are being filled; a scan fills none.
         policy: the limits of one run.
-        progress: is told how many records were read.
+        progress: called with the number of records read.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class Receipt(NamedTuple):
         log: the log's name.
         log_id: its id.
         shape: the conditions without literals.
-        salt: with it and the conditions' text, who has both can prove what was asked for.
+        salt: with it and the conditions' text one can prove what was asked for.
         digest: SHA-256 of salt, a colon and the text of the conditions.
         rows: how many rows lost their columns.
         segments: the segments that were changed.
@@ -107,7 +107,7 @@ class LogRedactor:
         where: the conditions of rows that are redacted.
         config: the pace of copying, and its limits.
         patience_s: how long to wait for old copies to go, after the log has the rows no more.
-        report: is told in sentences what is done, or waited for.
+        report: called with sentences on what is done, or waited for.
 
     Raises:
         ConfigurationError: the conditions do not fit.

@@ -8,8 +8,9 @@ an object of n bytes is followed by a pause of n / pace, or until the next count
 upper bound; a pass that this makes late goes on until it is through.  One round reads what is due
 now, and not for longer than its length, so that the next one may be another worker's.
 
-An object that is damaged is told, and the pass goes on.  One that cannot be read now is tried again
-in the next rounds, for the store may be away; after `TRIES_MAX` it is skipped and counted.
+An object that is damaged gets a line in the log, and the pass goes on.  An object that cannot be
+read now is tried again in the next rounds, for the store may be away; after `TRIES_MAX` it is
+skipped and counted.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
 Promises:

@@ -75,7 +75,7 @@ TRANSITIONS = Transitions(
         _S.LOOKING: {
             _S.READING: "it is this log's, or there is none",
             _S.TIDYING: "a checkpoint is due",
-            _S.FAILED: "another log's, or nobody's; or refused",
+            _S.FAILED: "another log's, or no log's; or refused",
         },
         _S.READING: {
             _S.CHANGING: "there is a difference",
@@ -428,7 +428,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         if not isinstance(error, ObjectStoreError):
             raise error
         if self.state is TableState.TIDYING:
-            self._late = error  # commits go on, and this is told at the end
+            self._late = error  # commits go on, and this is raised at the end
             return self._read()
         self._grown = ()
         self._attempts += 1

@@ -36,7 +36,7 @@ class TierRule(NamedTuple):
 
 
 def rule_of(settings: LogSettings, config: UpkeepConfig) -> TierRule | None:
-    """Return where a log's segments go by its settings, or the namespace's; None: nowhere.
+    """Return the rule by which a log's segments are tiered, its own or the namespace's; None: none.
 
     An encrypted log stays on bookies whatever the namespace says.
     """

@@ -80,7 +80,7 @@ class LogTierer(SegmentRewriter):
     async def tier(self, log: LogKey) -> int:
         """Tier the segments of a log that are old enough; return how many runs.
 
-        A segment that objects cannot hold is told once, and left.
+        A segment that objects cannot hold gets one line in the log, and is left.
 
         Raises:
             DLError: the store or bookies did not answer; nothing is lost.
@@ -187,7 +187,7 @@ class LogTierer(SegmentRewriter):
                     raise  # no change of the log explains it
                 is_swapped = False
             finally:
-                # After an error the swap may have been made even so: `_drop_unused` finds out.
+                # The swap may have been made before an error: `_drop_unused` finds out.
                 if job.ledger is not None:
                     self._unused.add(job.ledger.metadata.ledger_id)
         await self._drop_unused()

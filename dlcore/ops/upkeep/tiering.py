@@ -3,9 +3,9 @@
 Theory of operation.  A cold ledger is registered first, like a ledger that a merge fills, and its
 id and token are part of the name of each object.  An object that is being written is therefore
 never a stray one, and after a crash both go the way of all leftovers.  Each object is written under
-a name that nobody used before, and read back from the store.  If it is what was read from bookies,
-by count, range and sum, the next one follows; else it is written again under another name.  When
-all is in objects, the ledger names them, and the swap of merges (`swap.py`) puts the cold
+a name that was never used before, and read back from the store.  If it equals the entries of the
+bookies, by count, range and sum, the next one follows; else it is written again under another name.
+When all is in objects, the ledger names them, and the swap of merges (`swap.py`) puts the cold
 extent in the place of the run, in one transaction guarded by the log's head.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
@@ -52,7 +52,7 @@ class TierState(State):
     CREATING = "the cold ledger is being registered"
     WRITING = "an object is being written under a new name"
     READING_BACK = "the object is read from the store, and compared"
-    CLOSING = "the cold ledger is told its objects"
+    CLOSING = "the cold ledger gets its objects"
     SWAPPING = "the cold extent takes the place of the run"
     TIERED = "the cold extent is in the log"
     OVERTAKEN = "the run is not in the log any more"

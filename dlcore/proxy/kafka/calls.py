@@ -211,7 +211,7 @@ class Calls:
         return logs, [_topic(make, name, None, code) for name, code in refused.items()]
 
     def _leader(self, log: LogMetadata, owner: str | None, addresses: dict[str, Any]) -> int:
-        """Return the proxy where all who follow a log meet; each of them serves all logs."""
+        """Return the proxy at which all readers of a log meet; each proxy serves all logs."""
         if owner not in addresses:
             owner = preferred_owner(log.name, addresses)
         return node_of(owner or self._shared.membership.location)

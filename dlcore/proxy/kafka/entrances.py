@@ -27,7 +27,7 @@ METADATA = _call(
 )
 LIST_OFFSETS = _call("ListOffsets", "the logs of the request", "describe on each log", _ASKED)
 FETCH = _call("Fetch", "the logs of the request", "read on each log", _ASKED)
-INIT_PRODUCER_ID = _call("InitProducerId", "a number that nobody else has", "none", _ASKED)
+INIT_PRODUCER_ID = _call("InitProducerId", "a number that no other producer has", "none", _ASKED)
 PRODUCE = _call(
     "Produce",
     "the logs of the request",

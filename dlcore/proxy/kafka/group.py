@@ -1,13 +1,13 @@
-"""One group of Kafka's consumers at its coordinator: who is in it, and who reads what.
+"""One group of Kafka's consumers at its coordinator: its members, and their logs.
 
 Theory of operation.  Members join, and one of them, the leader, assigns the topics to all, by rules
 that only the clients know; the coordinator passes on what they say.  Each such round is a
 generation.  A log has one partition, so that one member reads it, and the others stand by.
 
-When a member comes, leaves, or is silent for its session, a new round begins: the members are told
-at their next heartbeat, and join again.  The round ends when all have joined, or when its time is
-over; who has not joined by then is out.  Then all ask for their assignments, and wait for the
-leader's word.
+When a member comes, leaves, or is silent for its session, a new round begins: the answers to their
+next heartbeats say so, and the members join again.  The round ends when all have joined, or when
+its time is over; a member that has not joined by then is out.  Then all ask for their assignments,
+and wait for the leader's word.
 
     a call           in a round         until the leader has spoken     in STABLE
     join             waits              begins a round                  begins a round
@@ -16,9 +16,9 @@ leader's word.
     commit           ok                 join again                      ok
     leave            out                out, and a round begins         out, and a round begins
 
-Calls of an earlier generation, or of one who is no member, are refused: those clients join anew.
-The state lives in memory only.  When the coordinator dies the members join again at another one;
-positions are stored with the logs (`positions`).
+Calls of an earlier generation, or of a client that is no member, are refused: those clients join
+anew.  The state lives in memory only.  When the coordinator dies the members join again at another
+one; positions are stored with the logs (`positions`).
 
 Promises: a waiting call is answered once; in a generation each member has what the leader gave it.
 """
@@ -45,7 +45,7 @@ class GroupState(State):
 
     EMPTY = "there are no members"
     JOINING = "a round: the members join again"
-    SYNCING = "the leader is to say who reads what"
+    SYNCING = "the leader is to assign the logs"
     STABLE = "each member has its assignment"
 
 
@@ -121,7 +121,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """Event: who made a waiting call has gone."""
+    """Event: the client of a waiting call has gone."""
 
     call: int
     now_s: float
@@ -234,7 +234,7 @@ class Group(Machine[GroupState]):
         return self._removed(silent, now_s)
 
     def _removed(self, names: Iterable[str], now_s: float) -> list[Effect]:
-        """Let members go; those who are left begin a round, or end the one that is on."""
+        """Remove members; the others begin a round, or end the present one."""
         gone = [each for name in names if (each := self._members.pop(name, None))]
         if not gone:
             return []
@@ -247,7 +247,7 @@ class Group(Machine[GroupState]):
         return effects + self._begin(now_s) + self._complete(now_s)
 
     def _begin(self, now_s: float, rebalance_s: float = 0.0) -> list[Effect]:
-        """Begin a round, unless one is on; those who wait for the leader's word must join again."""
+        """Begin a round, unless one is on; members that wait for the leader must join again."""
         if self.state is _S.JOINING:
             return []
         self._become(_S.JOINING)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.serving import ReadPath
 
 GROUPS_MAX = 1000
-"""Most groups with members at a proxy; further members are told to try again."""
+"""Most groups with members at a proxy; further members get an error, and try again."""
 SAID_BYTES_MAX = 32 * 1024
 """Most bytes that a member says of itself when it joins."""
 SESSION_S = (1.0, 300.0)

@@ -6,8 +6,8 @@ on again.  Here it is the producer of a name made of its id, each epoch is an in
 records have numbers that never begin anew.  The claim of an incarnation says with which of them it
 began: by this, and by the last accepted one, the 31 bits that a client sends stand for one number.
 
-The claim of a later epoch is made when its first batch comes, whose number is 0.  All who make it
-make the same one, so that it needs no answer to the client.
+The claim of a later epoch is made when its first batch comes, whose number is 0.  All proxies make
+the same claim, so that it needs no answer to the client.
 
     the log knows          the batch has                   then
     no such producer       number 0                        a new producer

@@ -52,7 +52,8 @@ def _first_of_segment(snapshot: LogSnapshot) -> int | None:
 class RecentOffsets:
     """The offsets of the last batches of each producer and log, for those that come again.
 
-    A record that is durable keeps its offset: all of this holds for ever, whoever owns the log.
+    A record that is durable keeps its offset: all of this holds for ever, under any owner of the
+    log.
     """
 
     def __init__(self) -> None:

@@ -270,7 +270,7 @@ class Producing:
             _, snapshot = await self._reads.opened(name)
             place = await place_of(self._namespace, snapshot, dlsn)
         except DLError:
-            return None  # it is durable all the same
+            return None  # the record is durable nevertheless
         return place.sequence_id if place.dlsn == dlsn else None
 
 

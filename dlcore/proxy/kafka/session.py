@@ -5,7 +5,7 @@ time.  Only the records of producers are answered later, in their turn, when the
 meanwhile the next request is taken.  ApiVersions is answered at once, in any version.  A client
 that is not known yet must prove who it is before anything else: it chooses a mechanism of SASL, and
 sends a token by it.  Clients whose certificate names them, or that need no name, are known from the
-start, and may prove who they are all the same.  A client whose token ends soon proves itself again
+start, and may still prove who they are.  A client whose token ends soon proves itself again
 on the same connection.
 
 Promises:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 MECHANISMS = ("PLAIN", "OAUTHBEARER")
 """Both carry a bearer token; PLAIN has it as the password, with any name."""
-_NO_ANSWER = "records with acks=0: expected -1, since what is refused must be told"
+_NO_ANSWER = "records with acks=0: expected -1, since a refusal needs an answer"
 _ASK_FOR_ANSWERS = "set acks=all in the client, which takes records for written that are lost"
 UNKNOWN_BYTES_MAX = 64 * 1024
 REQUEST_BYTES_MAX = 256 * 1024

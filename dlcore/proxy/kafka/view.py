@@ -34,7 +34,7 @@ _TOLD_BYTES = 40
 _PARTS = {"key": pa.binary(), "value": pa.binary()}
 BATCH_BYTES = MIB
 """Entries go together in a batch up to this size: so much of a topic a client asks for at once, if
-nobody told it otherwise.  A message for one reader is one batch, and so one answer: while a client
+it is not configured.  A message for one reader is one batch, and so one answer: while a client
 takes it, the next message is made."""
 
 

@@ -68,6 +68,6 @@ class Relief:
 
 
 def _give_back_aside() -> None:
-    # In a thread, since it takes up to some ten milliseconds.  Nobody waits for its end.
+    # In a thread, since it takes up to some ten milliseconds.  No caller waits for its end.
     name = "giving memory back"
     threading.Thread(target=give_back_what_is_free, name=name, daemon=True).start()

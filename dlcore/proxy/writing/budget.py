@@ -65,7 +65,7 @@ class ByteBudget:
         self._let_in()
 
     def take_now(self, holder: Holder, size_bytes: int) -> bool:
-        """Take bytes if they are free and nobody waits; return whether they are taken."""
+        """Take bytes if they are free and no call waits; return whether they are taken."""
         if self._waiting or not self._fits(size_bytes) or not self._may(holder, size_bytes):
             return False
         self._add(holder, size_bytes)

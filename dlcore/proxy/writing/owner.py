@@ -339,7 +339,7 @@ class LogOwner:
     def _change(
         self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
     ) -> asyncio.Future[None]:
-        change = self._tasks.start(work(name), name=f"changing who owns {name}")
+        change = self._tasks.start(work(name), name=f"changing the owner of {name}")
         self._changes[name] = change
         change.add_done_callback(lambda done: self._changed(name, done))
         return change

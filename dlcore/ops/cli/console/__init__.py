@@ -49,7 +49,7 @@ def console_command(
     """Show the cluster and its logs in the browser.
 
     A page with bookies, proxies, logs, lags and tails is served until the command is interrupted.
-    Open the address that it prints, which holds a secret: who has it can do what you can do.  With
+    Open the address that it prints, which holds a secret: its holder can do what you can do.  With
     --endpoint that is what the token or certificate may do; directly it is everything.  Other
     machines are served only by HTTPS.  Programs read logs at the same address (docs/http.md).
     """

@@ -105,7 +105,7 @@ class Changing:
         return Endpoint(endpoint, patience_s=_PATIENCE_S, tls=self._tls, token=self._token)
 
     async def _open(self, asked: Asked) -> DistributedLogManager:
-        # Who clicks must not wait for a writer's lock; a proxy has a limit of its own.
+        # A user that clicks must not wait for a writer's lock; a proxy has a limit of its own.
         config = LogConfig(lock_timeout_s=0) if self._endpoint is None else None
         manager = await self._namespace.open_log(asked.log, config=config)
         if manager.log_id != asked.log_id:

@@ -115,7 +115,7 @@ class Door:
                 told = error_value(AccessDeniedError(refused.text))
                 return web.json_response(told, status=refused.status)
             try:
-                requests.token_of(request.headers)  # before anything else is told
+                requests.token_of(request.headers)  # before anything else is answered
                 return await answer(request)
             except DLError as error:
                 await _drop_the_rest(request)
@@ -250,7 +250,7 @@ class Door:
 
 
 def unknown(method: str, path: str, status: int) -> dict[str, str] | None:
-    """Return the value of an answer to a path or method that nobody serves; None for others."""
+    """Return the value of an answer to a path or method that is not served; None for others."""
     error = requests.unknown(method, path, status)
     return None if error is None else error_value(error)
 

@@ -8,7 +8,7 @@ machine may connect to it.  Therefore:
 * `Origin` and `Sec-Fetch-Site`, where a browser sends them, name the console's own page.
 * Everything but the files of the page needs the console's secret in a header, which no other page
   can send, and which a new start makes anew.  It is in the fragment of the address that the command
-  prints, which browsers send to nobody.
+  prints, which browsers never send.
 * Changes are JSON, which a form of another page cannot send.
 """
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 LOGS_MAX = 50
 """Logs of an answer."""
 SEGMENTS_MAX = 200
-"""The last segments of a log that are told one by one; of more only their number and sums."""
+"""The last segments of a log that an answer has one by one; of more only their number and sums."""
 EXTENTS_MAX = 2_000
-"""Extents that are told of one log, the last ones."""
+"""Extents of one log in an answer, the last ones."""
 SUBSCRIBERS_MAX = 200
-"""Subscribers of a log that are told, those that are furthest behind."""
+"""Subscribers of a log in an answer, those that are furthest behind."""
 TEXT_MAX = 2_000
-"""Characters that are told of a value; what is cut is marked."""
+"""Characters of a value in an answer; a value that is cut is marked."""
 _RATES_MAX = 2_000
 
 

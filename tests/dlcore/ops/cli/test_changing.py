@@ -117,7 +117,7 @@ def test_a_ledger_that_is_written_is_closed_when_somebody_says_so(shell: Shell, 
         assert "--yes is required" in shell.outcome("ledger", "recover", ledger_id)[2]
         exit_code, out, err = shell.outcome("ledger", "recover", ledger_id, "--yes")
         assert exit_code == 0
-        assert f"ledger {ledger_id} of log {log}: who still writes it is fenced" in err
+        assert f"ledger {ledger_id} of log {log}: a client that still writes it is fenced" in err
         assert f"ledger {ledger_id} is closed" in out
         writer.abort()
 

@@ -160,7 +160,7 @@ def test_segments_ledgers_and_bookies(shell: Shell, log: str, tmp_path: Path) ->
     assert re.search("it holds [0-9]+ ledgers, and [0-9]+ refer to it", json.loads(err)["note"])
     exit_code, _, err = shell.outcome("bookie", "collect", "no-such-bookie", "--yes")
     assert exit_code == EXIT_USAGE
-    assert "cannot be told, for it is not registered; 0 ledgers refer to it" in err
+    assert "how much is unknown, for it is not registered; 0 ledgers refer to it" in err
     assert "no-such-bookie" in err
     header, *lines = shell.text("bookie", "list").splitlines()
     assert header.split() == ["name", "address", "rack", "state", "free", "incarnation"]

@@ -137,7 +137,7 @@ def test_a_proxy_that_does_not_come_back() -> None:
     assert isinstance(ended, Ended)
     assert isinstance(ended.outcome, Restarted)
     assert ended.outcome.reason == (
-        f"{PROXY.name}: not ready, after 3 s; and {PROXY.name} was drained, and cannot be told to "
+        f"{PROXY.name}: not ready, after 3 s; and {PROXY.name} was drained, and cannot be asked to "
         f"take logs again (refused): if it runs, call dlog proxy undrain --endpoint {PROXY.name}"
     )
 
