@@ -1,4 +1,4 @@
-"""A bare tail: records go to bare servers at a rate, and from one of them to who follows it.
+"""A bare tail: records go to bare servers at a rate, and from one of them to its follower.
 
 `python -m benchmarks.bare_tail FOLDER` prints its port and serves until its standard input ends.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TailServer(BareServer):
-    """Keeps what it is given, and passes it on to its followers when it is told to."""
+    """Keeps what it is given, and passes it on to its followers on demand."""
 
     _followers: ClassVar[list[TailServer]] = []
 
@@ -34,7 +34,7 @@ class TailServer(BareServer):
         self._kept: deque[memoryview] = deque()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget who followed."""
+        """Forget the follower."""
         super().connection_lost(error)
         self._followers.clear()
 
@@ -89,7 +89,7 @@ async def follow(address: str, *, record_bytes: int, count: int) -> TailFollower
 class TailWriter:
     """Sends what waits to each server, one message at a time.
 
-    It is durable when so many have answered; the first server is told then to pass it on.
+    It is durable when so many have answered; the first server then gets the order to pass it on.
     """
 
     def __init__(self, servers: Sequence[BareClient], *, answers: int) -> None:

@@ -32,7 +32,7 @@ class Figure:
     """One measured figure; `value` and `limit` have the same unit.
 
     Where there are several limits, `limits` has them by name, and `limit` is the strictest.  A
-    figure without a target is told, and not judged.
+    figure without a target is shown, and not judged.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Figure:
     target: Target | None
     limits: Mapping[str, float] = field(default_factory=dict)
     cpu_s_per_gb: Mapping[str, float] = field(default_factory=dict)
-    """Of user data, by who computed."""
+    """CPU seconds for a GB of user data, by the process that used them."""
 
     @property
     def ratio(self) -> float:

@@ -242,7 +242,7 @@ class AioServer(grpc.GenericRpcHandler):
         self._log, self._feed = log, feed
 
     def service(self, details: Any) -> Any:
-        """Return who handles a method."""
+        """Return the handler of a method."""
         return {
             f"{_METHOD}DoPut": grpc.stream_stream_rpc_method_handler(self._do_put),
             f"{_METHOD}DoGet": grpc.unary_stream_rpc_method_handler(self._do_get),
@@ -351,7 +351,7 @@ async def serve(kind: str, uri: str | None) -> None:
         await aio.start()
     print(port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    os._exit(0)  # pyarrow's server waits for handlers that nobody can cancel
+    os._exit(0)  # pyarrow's server waits for handlers, which cannot be cancelled
 
 
 if __name__ == "__main__":

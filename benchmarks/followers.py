@@ -130,7 +130,7 @@ class Follower(asyncio.Protocol):
         self._transport.write(self._request)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody ends it but us."""
+        """Fail if it ends early: only this process may end it."""
         assert self._next == self._crowd.records, f"a follower lost its connection: {exc}"
 
     def data_received(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Planning a read of many logs with long histories: its time, and the memory of who plans.
+"""Planning a read of many logs with long histories: its time, and the memory of the planner.
 
 The logs have metadata as commits leave it, and no entries, of which planning reads none.
 """

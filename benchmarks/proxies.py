@@ -302,7 +302,7 @@ async def _core_append_ms(uri: str) -> float:
 
 
 def handover(sandbox: Sandbox, _folder: Path) -> list[Figure]:
-    """A log under load moves ten times between two proxies, of which the owner is told to stop.
+    """A log under load moves ten times between two proxies: the owner gets a signal to stop.
 
     The longest time without an acknowledgement in each move; the median of them.
     """
@@ -399,7 +399,7 @@ async def _killed(sandbox: Sandbox) -> list[float]:
     log = _new_log(sandbox.uri)
     gaps_ms = []
     for txid in range(0, 2 * _KILLS, 2):
-        async with (  # who was started again has another address
+        async with (  # a proxy that was started again has another address
             await dlcore.open_namespace(_endpoint_of(sandbox)) as namespace,
             await (await namespace.open_log(log)).open_writer() as writer,
         ):
@@ -476,7 +476,7 @@ async def _rebalanced(sandbox: Sandbox) -> list[Figure]:
         await asyncio.sleep(_CALM_S)
         before, started = await asyncio.to_thread(_owned, sandbox), time.perf_counter()
         _longest_ms(appending)
-        while "settling" in await asyncio.to_thread(_states, sandbox):  # noqa: ASYNC110 - nobody tells
+        while "settling" in await asyncio.to_thread(_states, sandbox):  # noqa: ASYNC110 - no event
             await asyncio.sleep(_CALM_S)
         calm_ms = _longest_ms(appending)
         while set(await asyncio.to_thread(_states, sandbox)) != {"even"}:

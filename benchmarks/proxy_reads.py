@@ -152,7 +152,7 @@ def fan_out(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     """1,000 followers of one log on one proxy, 50 records a second of 1 KB, beside 100 followers.
 
     Times are from the writing of a record to a follower having it.  It fails if one misses any.
-    Memory is the peak of a proxy that has served nobody else.
+    Memory is the peak of a proxy that has served no other client.
     """
     found: dict[str, dict[int, list[float]]] = {}
     for number in range(_ROUNDS + 1):

@@ -53,7 +53,7 @@ class Put:
         answer = self._answers.read()
         if answer is None:
             self._writer.close()  # raises why
-            raise AssertionError("the stream ended, and nobody says why")
+            raise AssertionError("the stream ended without an error")
         told: dict[str, Any] = json.loads(answer.to_pybytes())
         if "acked" in told:
             self.acked = told["acked"]

@@ -1,4 +1,4 @@
-"""An error as it is told once Spark has stopped, which its text may have to be asked of."""
+"""An error as it is shown after Spark has stopped, of which its text may have to be asked."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 class Outcome(NamedTuple):
-    """What differs, and what is to be told."""
+    """What differs, and what is to be printed."""
 
     problems: list[str]
     summary: list[str]

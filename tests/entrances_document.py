@@ -1,4 +1,4 @@
-"""docs/entrances.md, made of the tables that the servers go by.
+"""docs/entrances.md, made of the tables that the servers use.
 
 ``python -m tests.entrances_document`` writes it; a test compares.
 """

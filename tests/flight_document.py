@@ -1,4 +1,4 @@
-"""The table of actions in docs/proxy-actions.md, made of the table that clients and proxies go by.
+"""The table of actions in docs/proxy-actions.md, made of the table that clients and proxies use.
 
 ``python -m tests.flight_document`` writes it anew between its marks; a test compares.
 """

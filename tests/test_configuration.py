@@ -1,7 +1,8 @@
 """Settings of the programs: where they come from, what counts, what is refused, what is written.
 
-Goal: whoever sets something wrong learns where and what would be right, and the page that explains
-all settings is true.  Method: files and variables of each test's own, and the page made again.
+Goal: an operator with a wrong setting learns where and what would be right, and the page that
+    explains all settings is true.  Method: files and variables of each test's own, and the page
+    made again.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_every_configuration_is_on_the_page() -> None:
-    """Whoever writes another one is told here: as a program's table, or as a model in Python."""
+    """A new one fails here until it is listed: as a program's table, or as a model in Python."""
     known = {model.__name__ for model in (LogSettings, *MODELS, *OF_PROGRAMS)}
     found = {
         name

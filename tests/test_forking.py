@@ -24,7 +24,7 @@ LOOK = """
 import json, os, signal, sys
 def descriptors() -> int:
     for each in os.listdir("/proc/self/fd"):
-        # The library of ctypes keeps itself open, in whoever has loaded it.
+        # The library of ctypes keeps itself open, in each process that has loaded it.
         if os.path.exists(name := f"/proc/self/fd/{each}") and "libffi" not in os.readlink(name):
             yield int(each)
 signals = signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP

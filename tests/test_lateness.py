@@ -9,7 +9,7 @@ from tests.fixtures.lateness import run_in_own_time
 
 
 def test_a_loop_that_stood_still_has_had_no_time() -> None:
-    """Who acts comes to an end before the time of those who wait for it is up."""
+    """An action ends before the callers that wait for it give up."""
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time

@@ -55,7 +55,7 @@ def test_the_wheel_holds_what_is_imported_and_nothing_else(built: Path) -> None:
 
 
 def test_the_source_distribution_holds_sources_only(built: Path) -> None:
-    """No results, artifacts or caches; whoever unpacks it can build and test."""
+    """No results, artifacts or caches; with its files one can build and test."""
     archive = only(built, "distributed_dlog-*.tar.gz")
     assert archive.stat().st_size < SIZE_BYTES_MAX
     with tarfile.open(archive) as sources:
@@ -72,7 +72,7 @@ def test_the_source_distribution_holds_sources_only(built: Path) -> None:
 
 
 def test_another_build_makes_the_same_bytes(built: Path, tmp_path: Path) -> None:
-    """Whoever builds the same sources elsewhere can compare the files with those of a release."""
+    """A user that builds the same sources elsewhere can compare the files with a release's."""
     elsewhere = build_from_copy(ROOT, tmp_path, ELSEWHERE)
     assert differences(built, elsewhere) == []
 

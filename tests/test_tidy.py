@@ -318,5 +318,5 @@ def test_a_bare_task_is_found(code: str) -> None:
     ],
 )
 def test_a_task_with_an_owner_is_let_be(code: str) -> None:
-    """The block, or whoever awaits all of them, ends these."""
+    """The block, or the caller that awaits all of them, ends these."""
     assert not bare_tasks(list(ast.walk(ast.parse(code))))

@@ -95,7 +95,7 @@ def class_path(*coordinates: str, only: tuple[str, ...] = ()) -> str:
     maven = shutil.which("mvn")
     if maven is None:
         raise ConfigurationError(
-            "mvn was not found in PATH: Kafka and Spark's connector to it come by Maven; "
+            "mvn was not found in PATH: it installs Kafka and Spark's connector to it; "
             "install it, for example: apt-get install maven"
         )
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:

@@ -379,7 +379,7 @@ def test_damage_to_what_nobody_needs_is_no_damage() -> None:
 
 
 def test_a_place_found_before_its_file_was_dropped_is_looked_up_again() -> None:
-    """Goal: a read that compaction overtakes is answered all the same."""
+    """Goal: a read that compaction overtakes is still answered."""
 
     async def main() -> None:
         async with open_storage(MemoryDisk(), CONFIG) as storage:

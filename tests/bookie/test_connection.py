@@ -333,7 +333,7 @@ def test_who_takes_nothing_for_long_is_given_up(
                     end.send(ReadEntries(number, 1, 0, 14, 1, 1_000_000, 16_000_000))
                 await connection.closed.wait()
             assert budget.free == whole
-            connection.close()  # whoever ends it again does no harm
+            connection.close()  # ending it again does no harm
             connection.abort()
             connection._tick()
 

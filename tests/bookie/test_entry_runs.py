@@ -256,7 +256,7 @@ def test_what_was_found_for_the_next_chunk_is_bounded_and_no_answer_by_itself() 
 
 
 def test_damage_among_many_entries_is_found_and_belongs_to_one_of_them() -> None:
-    """Whoever reads it gets no answer about it, and all others as they are."""
+    """A reader gets no answer about it, and all other entries as they are."""
 
     async def main() -> None:
         disk = MemoryDisk()

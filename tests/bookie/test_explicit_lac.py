@@ -48,7 +48,7 @@ def test_a_lac_told_while_its_ledger_is_collected_harms_no_other() -> None:
 
 
 def test_an_answered_lac_survives_a_crash_at_once() -> None:
-    """Goal: whoever was told that a LAC is published can rely on it, whatever happens next."""
+    """Goal: a client with an answer to its LAC can rely on it, whatever happens next."""
 
     async def main(crash_at: int | None) -> None:
         disk = MemoryDisk(random.Random(1), latency_s=lambda: 0.001)

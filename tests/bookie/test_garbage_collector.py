@@ -117,7 +117,7 @@ def test_only_closed_ledgers_that_do_not_name_the_bookie_are_given_up() -> None:
 
 
 def test_a_ledger_that_waits_for_repair_or_is_repaired_is_kept() -> None:
-    """Goal: whoever is chosen as a new member keeps what it has, until that is decided."""
+    """Goal: a bookie that is chosen as a new member keeps its entries, until that is decided."""
 
     async def scenario() -> None:
         async with bench() as one:

@@ -170,7 +170,7 @@ def test_requests_that_wait_share_a_read_and_those_that_come_during_one_get_the_
 
 
 def test_who_makes_ids_up_costs_the_metadata_few_reads() -> None:
-    """Goal: between two reads there is a pause, whoever asks."""
+    """Goal: between two reads there is a pause, whichever client asks."""
 
     async def scenario() -> None:
         counter = Counter(16)

@@ -144,7 +144,7 @@ def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
 
 
 def test_a_footer_that_contradicts_itself_is_refused() -> None:
-    """Goal: counts are checked against the bytes, whoever wrote them."""
+    """Goal: counts are checked against the bytes, also those that this bookie wrote."""
     footer = FileIndex(3).encode_footer()
     assert list(SealedIndex(memoryview(footer)).summaries()) == []
     with pytest.raises(BookieStorageError, match="too short"):

@@ -96,7 +96,7 @@ def test_who_goes_while_it_waits_takes_nothing_along() -> None:
 def test_what_is_free_is_never_less_than_nothing(
     reads: list[tuple[int, int, int, int, int]],
 ) -> None:
-    """Whatever is asked for at once, however large the entries are, and whoever goes when.
+    """For all sizes of requests and entries, and for readers that leave at any time.
 
     Each reader gets its entry unless it goes; in the end all is free again.
     """

@@ -247,7 +247,7 @@ def test_compaction_moves_what_a_file_with_a_damaged_header_holds() -> None:
 
 
 def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
-    """Goal: one failing read is noted, and the rest of the file is read all the same."""
+    """Goal: one failing read is noted, and the rest of the file is still read."""
 
     async def main() -> None:
         disk = MemoryDisk()

@@ -115,7 +115,7 @@ def test_without_a_footer_nothing_behind_the_damage_can_be_told(also: str) -> No
 
 
 def test_a_file_that_cannot_be_opened_is_reported() -> None:
-    """Somebody took it away: the others are read all the same."""
+    """The file is gone: the others are still read."""
 
     async def main() -> None:
         disk = MemoryDisk()

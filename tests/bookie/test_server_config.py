@@ -80,7 +80,7 @@ def test_a_missing_option_is_named(key: str) -> None:
 
 
 def test_all_missing_options_are_named_at_once() -> None:
-    """Who starts a bookie need not try three times."""
+    """An operator that starts a bookie need not try three times."""
     named = r"missing: --name, --metadata-uri \(or --uri, or \$DLOG_URI\), --data-dir"
     with pytest.raises(ConfigurationError, match=named):
         BookieConfig.from_options({})

@@ -201,7 +201,8 @@ def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(
             await client.aclose()
             while await end.receive() is not None and not connection.session.intake.is_reading:
                 pass
-            assert connection.session.intake.is_reading  # whoever takes the answers is heard again
+            # A client that takes the answers is heard again.
+            assert connection.session.intake.is_reading
 
     run(scenario)
 

@@ -114,7 +114,7 @@ class World:
             assert self.now_s <= self.until_s.get(needed, 0.0) + SKEW_S
 
     def present(self) -> None:
-        """Present a capability, or let time go by."""
+        """Present a capability, or let time pass."""
         if self.rng.random() < 0.5:
             self.now_s += 40.0
             return

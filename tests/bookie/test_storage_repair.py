@@ -196,7 +196,7 @@ def test_a_fence_that_came_meanwhile_refuses_the_writer_and_not_recovery() -> No
 
 @pytest.mark.parametrize("way", ["scrub", "read"])
 def test_a_file_with_damage_in_it_is_sealed_so_that_it_opens_again(way: str) -> None:
-    """Goal: damage in the file being written is met by sealing it: a restart would refuse it."""
+    """Goal: the file being written is sealed if it is damaged: a restart would refuse it."""
 
     async def main() -> None:
         disk = MemoryDisk()

@@ -66,7 +66,7 @@ def test_refused_adds_are_taken_one_by_one() -> None:
 
 
 def test_a_new_client_has_few_in_flight_until_the_first_has_succeeded() -> None:
-    """Whoever was trusted before a pause still is."""
+    """A client that was trusted before a pause still is."""
     bench = Bench(is_new=True)
     effects = bench.take(*(adds(FRAME, first=number) for number in range(1, 101)))
     assert len(stored_ids(effects)) == MOST // 2
@@ -104,7 +104,7 @@ def test_each_success_doubles_what_is_taken() -> None:
 
 
 def test_signs_of_life_make_turns_small() -> None:
-    """A client needs few of them; whoever sends many is served one in a turn."""
+    """A client needs few of them; one that sends many is served one in a turn."""
     bench = Bench()
     bench.take(*[Ping(1)] * 5)
     assert bench.session.trust.is_low

@@ -64,8 +64,8 @@ def listed(storage: LedgerStorage, ledger_id: int) -> list[tuple[int, int]]:
 def test_damage_elsewhere_does_not_keep_a_damaged_file_open(is_idle: bool) -> None:
     """Goal: the newest file, which is read whole at a start, never keeps a damaged record.
 
-    Method: after the newest file's damage, that of a sealed one is met; then nothing is written any
-    more, or an entry.
+    Method: after the newest file's damage, that of a sealed one is found; then nothing is written
+    any more, or an entry.
     """
 
     async def main() -> None:

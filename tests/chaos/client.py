@@ -69,7 +69,7 @@ class Work:
     locked: Sequence[str] = ()
     """Logs to write under the writer lock."""
     contended: Sequence[str] = ()
-    """Logs to write without it: whoever opens a log takes it over."""
+    """Logs to write without it: a client that opens a log takes it over."""
     staged: Sequence[str] = ()
     """Logs that get atomic appends, all of them in each."""
     scratch: str = ""
@@ -101,7 +101,7 @@ class Events:
         self._write("".join(f"T\t{log}\t{life}\t{dlsn}\t{who}\n" for dlsn, who in records))
 
     def note(self, text: str) -> None:
-        """Note something for whoever reads the file."""
+        """Note something for readers of the file."""
         self._write(f"N\t{time.monotonic():.3f} {' '.join(text.split())}\n")
 
     def _write(self, text: str) -> None:

@@ -10,7 +10,7 @@ One line is one event, its fields separated by tabs:
     S <log> <identity> <group> <s>       about to be appended; group: "-", or an atomic append
     A <identity> <dlsn or -> <s>         acknowledged
     T <log> <life> <dlsn> <identity>     given to the tail reader `life`, in this order
-    N <text>                             a note for whoever reads the file
+    N <text>                             a note for readers of the file
 """
 
 from __future__ import annotations
@@ -196,8 +196,10 @@ def _check_identities(
 
 
 def _check_order(log: str, records: Iterable[Found], history: History, verdict: Verdict) -> None:
-    """Check the order in time, whoever wrote: what was acknowledged before another append began
-    comes before it.  One writer's records come in the order it wrote them, acknowledged or not.
+    """Check the order in time over all writers.
+
+    A record that was acknowledged before another append began comes before it.  The records of one
+    writer come in the order it wrote them, acknowledged or not.
     """
     latest: Append | None = None
     last_of: dict[str, Append] = {}

@@ -1,4 +1,4 @@
-"""A run ends with whoever started it, even if that is killed."""
+"""A run ends with the process that started it, even if that is killed."""
 
 from __future__ import annotations
 

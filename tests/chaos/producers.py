@@ -1,7 +1,7 @@
 """Producers of the chaos run: writers that know proxies alone, and number their records.
 
 A writer sends again by itself what was not acknowledged, to whichever proxy owns the log by then.
-One whose records fail all the same opens another, as a new producer.
+A producer whose records still fail opens another stream, as a new producer.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _STOP_TIMEOUT_S = 90.0
 class Service:
     """One process that is started again when it ends, as an init system would do.
 
-    A fault takes `turn` while it is at work, so that faults do not meet at one process.  Whoever
-    wants it down sets `is_wanted` to False.
+    A fault takes `turn` while it is at work, so that faults do not meet at one process.  A caller
+    that wants it down sets `is_wanted` to False.
 
     Args:
         may_end: whether an end by itself, with this status and output, is what it should do then.

@@ -110,7 +110,7 @@ def test_power_is_lost_by_one_bookie_and_by_all() -> None:
     ],
 )
 def test_pauses_outlast_every_time_out(kind: str, is_long: Callable[[float], bool]) -> None:
-    """Who wakes up has been given up by everybody."""
+    """All others have given up a process that wakes up."""
     pauses = [fault for seed in range(10) for fault in plan_of(seed, 300.0) if fault.kind == kind]
     assert pauses
     assert all(is_long(fault.lasts_s) for fault in pauses)

@@ -1,6 +1,6 @@
 """The contract of metadata stores, asked of the one in memory and of the servers.
 
-Goal: whoever is written against the port works on all.  Method: the same scenarios on all, and,
+Goal: code that is written against the port works on all.  Method: the same scenarios on all, and,
 in `test_metadata_histories.py`, random transactions to which all give the same answers.
 """
 
@@ -445,7 +445,7 @@ def test_a_watch_survives_the_session(backend: Backend) -> None:
 
 
 def test_fresh_reads_see_completed_writes(backend: Backend) -> None:
-    """Whoever made them."""
+    """Also the writes of other sessions."""
 
     async def scenario(store: MetadataStore, root: str) -> None:
         other = await backend.connect()
@@ -488,7 +488,7 @@ def test_a_session_never_reads_back_in_time(backend: Backend) -> None:
 
 
 def test_a_session_reads_its_own_writes(backend: Backend) -> None:
-    """Whoever else writes between: a read is at least as new as the own write before it."""
+    """Also while others write: a read is at least as new as the own write before it."""
 
     async def scenario(store: MetadataStore, root: str) -> None:
         other = await backend.connect()

@@ -112,7 +112,7 @@ def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads a log with cold segments learns what to install."""
+    """The error names what to install to read a log with cold segments."""
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'distributed-dlog\[tier\]'"):

@@ -36,7 +36,7 @@ ANNOUNCED = {"bookie": "serving on", "proxy": "proxy serving", "autorecovery": "
 
 
 class Operator:
-    """Who goes by the page, in a folder."""
+    """An operator that follows the page, in a folder."""
 
     def __init__(self, folder: Path, servers: str) -> None:
         self._folder = folder

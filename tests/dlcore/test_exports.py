@@ -30,7 +30,7 @@ def test_every_public_name_is_there(module: object) -> None:
 
 @pytest.mark.parametrize("module", ["dlcore", "dlcore.sync"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
-    """Whoever only wants a name or an error does not wait for the clients."""
+    """A program that only needs a name or an error does not load the clients."""
     code = (
         f"import {module}, sys; "
         "print([m for m in sys.modules if m.split('.')[0] in ('grpc', 'kazoo', 'pyarrow')])"

@@ -50,7 +50,7 @@ def test_max_bytes_per_trigger() -> None:
 
 
 def test_limits_together() -> None:
-    """The one that is met first counts."""
+    """The limit that is reached first counts."""
     assert shares(Limits(max_records=10, max_bytes=500), a=50) == {"a": 5}
     assert shares(Limits(max_records=4, max_bytes=500), a=50) == {"a": 4}
 

@@ -199,7 +199,7 @@ def test_a_log_that_is_deleted_and_created_anew_within_a_trigger(
 def test_zookeeper_is_away_for_longer_than_anybody_waits(
     fresh_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks meanwhile is told, and loses nothing: the same processes go on afterwards."""
+    """A query meanwhile gets an error, and loses nothing: the same processes go on afterwards."""
     monkeypatch.setattr(store, "_RETRY_DELAYS_S", (0.1,))
     cluster = fresh_sandbox()
     address = Address(uri=cluster.uri)

@@ -1,6 +1,6 @@
 """The listener of progresses: what it prints, keeps and exports.
 
-Goal: the numbers that a query tells reach whoever asks.  Method: progresses as Spark hands them
+Goal: the numbers of a query reach its user.  Method: progresses as Spark hands them
 over, made up; the exporter's own text format.
 """
 

@@ -221,7 +221,7 @@ def test_recreated_log_is_not_read_by_old_positions() -> None:
 def test_records_truncated_before_their_batch_is_planned(
     first: str, left: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error by default, else what is left, and one warning however often it is met."""
+    """An error by default, else the rest, and one warning however often it is found."""
     arguments = (offset("1:1:0"), offset("1:5:0"))
     source = MadeUpSnapshots(replace(snapshot_of((5,), (5,)), first=DLSN.parse(first)))
     with pytest.raises(AlreadyTruncatedError, match=f"1:1:0 up to {first}"):

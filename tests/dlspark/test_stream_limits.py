@@ -325,7 +325,7 @@ def test_available_now_goes_on_without_a_log_that_vanishes(
 def test_losses_are_told_once_and_not_kept_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That of a deleted log, which is met at each look, and those of one that loses ever more."""
+    """That of a deleted log, which each look finds, and those of one that loses ever more."""
     monkeypatch.setattr(stream, "LOSSES_KEPT_MAX", 3)
     logs = MadeUpLogs(a=snapshot_of((1,)), b=snapshot_of((1,)))
     query = Query(logs, failOnDataLoss="false")

@@ -123,7 +123,7 @@ def shell(watched: Watched, capsys: pytest.CaptureFixture[str]) -> Shell:
 
 @pytest.fixture
 def operator(watched: Watched, shell: Shell) -> Operator:
-    """Who goes by the runbook on this cluster."""
+    """An operator that follows the runbook on this cluster."""
     roles = {"bookie": "bookie-1", "proxy": "proxy-1", "autorecovery": "autorecovery"}
     urls = {role: watched.url(name) for role, name in roles.items()}
     ledger = shell.text("ledger", "list", "--quiet").split()[0]

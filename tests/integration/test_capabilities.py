@@ -1,6 +1,6 @@
 """Bookies that take capabilities, as processes: what a client without a certificate reaches.
 
-A capability is bound to no host: whoever has it may use it until it expires.
+A capability is bound to no host: every holder may use it until it expires.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def test_capabilities_that_do_not_verify_give_nothing(
 def test_a_task_whose_capability_expired_signs_for_itself(
     cluster: TlsCluster, nameless: TlsFiles, log: str
 ) -> None:
-    """If it is told of the namespace, and may read the keys there; else it fails."""
+    """If it gets the namespace, and may read the keys there; else it fails."""
     part = planned(cluster, log)
     signer = on_keys(cluster).signer(time.time())
     expired = signer.sign_all(part.grants(), expires_s=int(time.time()) - SKEW_S - 5)

@@ -255,7 +255,7 @@ def test_everyone_can_use_it(
 
 
 def test_without_the_secret_nothing_is_shown(browser: Browser, url: str) -> None:
-    """Who only knows the port sees what to do, and no name of a log."""
+    """A user that only knows the port sees what to do, and no name of a log."""
     with page_of(browser, url) as seen:
         seen.page.goto(url.partition("#")[0])
         seen.page.get_by_text("open the address that dlog console has printed").wait_for()

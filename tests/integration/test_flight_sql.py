@@ -290,7 +290,7 @@ def fetched(connection: dbapi.Connection, sql: str) -> pa.Table:
 def test_adbc_reads_logs_with_the_rights_of_its_token(
     sandbox: Sandbox, trips: str, namespace: Namespace, tmp_path: Path
 ) -> None:
-    """Its user lists and reads the logs that he may read, and no others."""
+    """Its user lists and reads the logs that the rules let it read, and no others."""
     issuer = Issuer()
     (tmp_path / "keys.json").write_bytes(issuer.key_set())
     secret = f"secret-{uuid4().hex[:8]}"

@@ -44,7 +44,7 @@ def put(
 ) -> None:
     """Write as a producer what is not in the log yet; tell of each acknowledgement.
 
-    Raises: FlightUnavailableError: the owner is gone, or lets go of the log.
+    Raises: FlightUnavailableError: the owner is gone, or releases the log.
     """
     command = json.dumps({"log": log, "producer": "test"}).encode()
     descriptor = flight.FlightDescriptor.for_command(command)

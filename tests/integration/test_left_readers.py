@@ -1,4 +1,4 @@
-"""Readers that are left in the middle of a log let go of what they had read ahead, at once.
+"""Readers that are left in the middle of a log drop their read-ahead at once.
 
 Goal: memory of readers that come and go, as a proxy has them, does not wait for Python's collector.
 Method: it is switched off, and what it would have to free is looked for by its kind.

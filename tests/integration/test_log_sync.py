@@ -133,7 +133,7 @@ assert rows == [b"%d" % i for i in range(7, 20000)], len(rows)
 
 
 def test_what_was_staged_here_is_committed_elsewhere(namespace_uri: str) -> None:
-    """An append commits the extents it is given, whoever staged them."""
+    """An append commits the extents it is given, of any process."""
     with open_namespace(namespace_uri) as namespace:
         log = namespace.open_log("sync/staged", create_if_missing=True)
         with namespace.begin_append("sync-staged", 1) as staging:

@@ -55,7 +55,7 @@ def test_logs_are_watched(namespace_uri: str) -> None:
         def hear(changes: list[LogChange]) -> None:
             for change in changes:
                 heard.put(change)
-            raise ValueError("planted: the next changes are told all the same")
+            raise ValueError("planted: the next changes must still come")
 
         with namespace.watch_logs("watched/") as watch, namespace.watch_logs("watched/") as second:
             second.listen(hear)

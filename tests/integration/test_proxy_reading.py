@@ -257,7 +257,7 @@ def test_followers_get_every_record_once(
 
 
 def test_who_stands_still_slows_nobody(sandbox: Sandbox, namespace: Namespace) -> None:
-    """The ring goes on without him; when he reads again he gets everything, from the bookies."""
+    """The ring goes on without it; when it reads again it gets everything, from the bookies."""
     log = namespace.open_log(f"read/{uuid4().hex}", config=LogConfig(), create_if_missing=True)
     config = ProxyConfig(ring_bytes_max=50_000, catching_up_max=1)
     with proxy_thread(sandbox.uri, config) as proxy, ExitStack() as stack:
@@ -272,7 +272,7 @@ def test_who_stands_still_slows_nobody(sandbox: Sandbox, namespace: Namespace) -
         stuck = connected.do_get(ticket(log.name))
         assert stuck.read_chunk().data.num_rows
         whole = connected.do_get(ticket(log.name)).read_all()
-        assert numbers(whole) == list(range(FOLLOWED)), "whoever is stuck gives up his turn"
+        assert numbers(whole) == list(range(FOLLOWED)), "a stuck reader gives up its turn"
         budget = proxy.server.reads.followed.budget
         assert budget.size_bytes <= budget.bytes_max
         got: list[int] = []
@@ -322,7 +322,7 @@ def test_many_who_wait_or_stand_still(sandbox: Sandbox, log: DistributedLogManag
 
 
 def test_a_killed_bookie(fresh_sandbox: Callable[..., Sandbox]) -> None:
-    """Who follows gets every record, once, and so does who comes later."""
+    """A follower gets every record, once, and a later follower does, too."""
     cluster = fresh_sandbox(4)
     with (
         open_namespace(cluster.uri, config=ROLLING) as namespace,
@@ -342,7 +342,8 @@ def test_a_killed_bookie(fresh_sandbox: Callable[..., Sandbox]) -> None:
 
 
 def test_truncation_under_a_reader(client: flight.FlightClient, log: DistributedLogManager) -> None:
-    """Who asks for what is gone is told; who reads the end goes on; the first one left is first."""
+    """A reader of cut records gets an error; one at the end goes on; the first one left is
+    first."""
     follower = Follower(client, log.name)
     written(log, 0, 100)
     assert follower.wait_for(100) == list(range(100))
@@ -390,7 +391,7 @@ def test_what_is_no_ticket_or_descriptor(client: flight.FlightClient) -> None:
 def test_columns_that_are_asked_for_later(
     proxy: ProxyThread, client: flight.FlightClient, log: DistributedLogManager
 ) -> None:
-    """They come by a ring of their own, and nothing before it is missing."""
+    """They come from a ring of their own, and nothing before it is missing."""
     first = Follower(client, log.name)
     written(log, 0, 100)
     first.wait_for(100)
@@ -408,7 +409,7 @@ def test_columns_that_are_asked_for_later(
 def test_a_follower_that_breaks_is_no_secret(
     client: flight.FlightClient, log: DistributedLogManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All who read by it are told, and whoever comes next is served."""
+    """All its readers get an error, and the next one is served."""
     followers = [Follower(client, log.name) for _ in range(2)]
     written(log, 0, 5)
     for each in followers:

@@ -1,7 +1,7 @@
 """A log that stands still beside one that does not, on one proxy.
 
-Goal: whoever writes to a log without a quorum waits or is sent away, and nobody else; what the
-proxy holds of it is bounded.
+Goal: only writers of a log without a quorum wait or are sent away, and the memory of the proxy for
+    that log is bounded.
 Method: three bookies, one of which is stopped; one log needs all three, and more is sent to it, by
 more streams, than the proxy may hold of all logs.
 """

@@ -130,7 +130,7 @@ def test_files_that_are_none_are_told_with_their_paths(
 def test_the_rate_of_a_principal_is_that_of_a_certificate(
     namespace_uri: str, log: str, authority: Authority
 ) -> None:
-    """Whoever has another name has a rate of his own."""
+    """A client of another name has a rate of its own."""
     limits = ("--principal-records-per-s=1", "--throttle-max-s=2")
     row = pa.record_batch([pa.array([b"x"] * 100, pa.binary())], schema=SCHEMA)
     with proxy_process(namespace_uri, *serving(authority.issue("proxy"), *limits)) as proxy:

@@ -95,7 +95,7 @@ def test_producers_and_appends_over_logs_of_two_proxies(sandbox: Sandbox) -> Non
 
 
 def test_a_mode_keeps_proxies_or_all_others_out(proxy: ProxyProcess, namespace_uri: str) -> None:
-    """Who may not write is told why, at once, though somebody holds the log."""
+    """A client without the right to write is refused at once, though another one holds the log."""
     log = f"modes/{uuid4().hex}"
     batch = pa.record_batch([pa.array([b"one"], pa.binary())], schema=SCHEMA)
     with open_namespace(namespace_uri) as namespace, proxy.client() as client:

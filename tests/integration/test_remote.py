@@ -253,7 +253,7 @@ def test_who_waits_is_told(
 
 
 def test_a_proxy_is_killed_under_a_follower(sandbox: Sandbox, log: DistributedLogManager) -> None:
-    """He goes on with the other one, with each record once."""
+    """The reader goes on with the other one, with each record once."""
     with (
         proxy_process(sandbox.uri, is_killed=True) as first,
         proxy_process(sandbox.uri) as second,
@@ -280,7 +280,7 @@ def test_a_proxy_is_killed_under_a_follower(sandbox: Sandbox, log: DistributedLo
 
 
 def test_async_and_closed_meanwhile(proxy: ProxyThread, log: DistributedLogManager) -> None:
-    """Who leaves a loop lets go of the log; who waits when it is closed is told."""
+    """A loop that ends closes its reader; a caller that waits at the close gets an error."""
     write(log, 0, 10)
     followed = proxy.server.reads.followed
 

@@ -42,7 +42,7 @@ def commands_of(heading: str) -> list[str]:
 
 
 class Operator:
-    """Who goes by the page, on the host of one bookie."""
+    """An operator that follows the page, on the host of one bookie."""
 
     def __init__(self, bookie: Bookie, shell: Shell, aside: Path) -> None:
         self._bookie = bookie

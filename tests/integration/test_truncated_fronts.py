@@ -158,7 +158,7 @@ def test_what_is_left_of_a_segment_is_read_as_before(
 
 
 def _truncate_in_progress(scene: Scene) -> None:
-    """Whoever reads what is gone is told so, once bookies have freed it; what is left stays."""
+    """A reader of freed records gets an error that says so; the other records stay."""
     log = scene.readers[0]
     snapshot = log.get_snapshot()
     with log.open_reader(dlsn=DLSN(1, 2, 0)) as early:

@@ -133,7 +133,7 @@ def test_a_scan_in_another_process_knows_the_schema(namespace_uri: str) -> None:
 
 
 def test_typed_logs_load_no_pandas(namespace_uri: str) -> None:
-    """Who writes and reads batches has it not imported for him."""
+    """Writing and reading batches does not import it."""
     script = """
 import sys, pyarrow as pa
 from dlcore.sync import open_namespace

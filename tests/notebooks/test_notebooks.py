@@ -111,7 +111,7 @@ def test_it_says_first_what_it_shows_and_has_the_outputs_of_its_code(path: Path)
 
 
 def test_a_plot_is_shown() -> None:
-    """Who reads the notebook on the web sees how the job falls behind and catches up."""
+    """A reader of the notebook on the web sees how the job falls behind and catches up."""
     notebook = load(FOLDER / "04_stream_and_plot.ipynb")
     data = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
     assert sum("image/png" in each for each in data) == 1

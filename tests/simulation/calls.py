@@ -1,8 +1,8 @@
 """Calls of Flight as they are seen above gRPC: messages in order both ways, an end, a cancellation.
 
 A message that the network loses is sent again after a while, and what was behind it waits; some are
-never made good, and neither side is told.  Few messages wait to be taken.  Who calls a dead process
-is refused, or hears nothing; so is who was being served when it died.
+never made good, and neither side is told.  Few messages wait to be taken.  A caller of a dead
+process is refused, or hears nothing; so is who was being served when it died.
 """
 
 from __future__ import annotations

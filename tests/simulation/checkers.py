@@ -151,7 +151,7 @@ class Checkers:
     # The writer's side
 
     def on_created(self, ledger_id: int) -> None:
-        """Somebody was told that he made a ledger: nobody else ever was, for that id."""
+        """A client got the answer that it made a ledger: no other one ever did, for that id."""
         self._require(
             SAME_END,
             holds=ledger_id not in self._ledgers,
@@ -246,7 +246,7 @@ class Checkers:
         return record is not None and entry in record.acknowledged
 
     def _check_named(self, before: StoredLedger, after: StoredLedger) -> None:
-        """Who replaces a bookie of entries that are complete must hold them already."""
+        """A bookie that replaces one of complete entries must hold them already."""
         complete = [each.first_entry_id - 1 for each in after.ensembles[1:]]
         complete.append(after.last_entry_id if before.state == CLOSED else -1)
         growing_from = before.ensembles[-1].first_entry_id

@@ -131,7 +131,8 @@ class LifeCheckers:
             self._lives[log_id].is_to_go = True
 
     def check_renamed(self, log_id: str, name: str, begin: int) -> None:
-        """L7: somebody was told that he renamed a log; `begin` renames had been when he began."""
+        """L7: a client got the answer that it renamed a log; `begin` renames were done at its
+        call."""
         require(
             ONE_NAME,
             holds=(log_id, name) in self.renamed[begin:],
@@ -226,7 +227,7 @@ class LifeCheckers:
             self._check_front(log_id, life)
 
     def _check_truncation(self, log_id: str, life: _Life, before: Head) -> None:
-        """L8: what nobody truncates goes by its age alone; what is truncated does not come back."""
+        """L8: without truncation records go by age alone; truncated ones do not come back."""
         first = life.head.first_active
         require(
             OLD,
@@ -325,7 +326,7 @@ class LifeCheckers:
     # Subscriptions
 
     def _note_position(self, path: str) -> None:
-        """L11: who was replaced moves it no more; who replaces another begins where he was."""
+        """L11: a replaced holder moves it no more; its successor begins at its position."""
         node = self._tree._find(path)
         if node is None:
             if path in self._positions:

@@ -88,7 +88,7 @@ class _Log:
 
     log_id: str
     name: str
-    """The one under which it was met first."""
+    """The one under which it was found first."""
     places: dict[bytes, tuple[DLSN, int, int, int]] = field(default_factory=dict)
     """Of each payload: position, sequence id, transaction id, timestamp."""
     payloads: dict[DLSN, bytes] = field(default_factory=dict)
@@ -248,7 +248,7 @@ class LogCheckers:
             message=f"log {log.name}: {payload!r} is at {place[0]}, and was acknowledged at "
             f"{log.acknowledged.get(payload)}",
         )
-        # Who was shown a record, and begins to read later, is shown it again.
+        # A reader that was shown a record, and begins to read later, is shown it again.
         log.committed_end = max(log.committed_end, DLSN(place[0].lssn, place[0].entry_id + 1, 0))
         there = log.payloads.setdefault(place[0], payload)
         require(
@@ -584,7 +584,7 @@ class Writing:
             self._owners.pop(payload)
 
     def on_visible(self, last: DLSN | None) -> None:
-        """L2: whoever begins to read from now on gets all up to this position."""
+        """L2: a reader that begins from now on gets all up to this position."""
         if last is not None:
             end = DLSN(last.lssn, last.entry_id + 1, 0)
             self._log.committed_end = max(self._log.committed_end, end)

@@ -215,7 +215,7 @@ class Life:
             message=f"a subscriber of log {log.name} begins at {reader.committed}, where it never "
             "was",
         )
-        # Who begins at the very first position reads whatever is there.
+        # A reader that begins at the very first position reads whatever is there.
         begins = reader.committed == DLSN.INITIAL
         start = DLSN.INITIAL if begins else reader.position
         async with reader:

@@ -60,7 +60,7 @@ class Types:
         config = replace(process.config, lock_enabled=self._rng.random() < 0.7)
         return await process.namespace.open_log(TYPED, config=config)
 
-    # Who changes the schema
+    # Changes of the schema
 
     async def _evolve(self, process: LogProcess) -> None:
         """L13: add a column or ask for a type of one, with or without what others added."""
@@ -88,7 +88,7 @@ class Types:
         process.note(f"log {TYPED} has {len(told)} columns, with {asked}")
         self._types.check_told({field.name: str(field.type) for field in told}, wanted)
 
-    # Who writes
+    # Writers
 
     def batch(self, payloads: list[bytes], txid: int | None = None) -> pa.RecordBatch:
         """Return rows by a version of the schema, which need not be the latest."""
@@ -131,7 +131,7 @@ class Types:
         finally:
             await writer.aclose()
 
-    # Who reads
+    # Readers
 
     async def _read(self, process: LogProcess) -> None:
         """Read for a while, from the start or from somewhere in the log."""

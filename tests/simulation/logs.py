@@ -221,7 +221,7 @@ class Logs:
         """Return the name of a log."""
         return self._rng.choice(self.names)
 
-    # Who appends: see `Appender`
+    # Appends: see `Appender`
 
     async def append(self, process: LogProcess, append: AppendId, rows: Rows) -> None:
         """Stage and commit rows as one append; return once it is known to be done."""
@@ -274,7 +274,7 @@ class Logs:
             columns["txid"] = [txid] * len(payloads)
         return pa.record_batch(columns)
 
-    # Who merges
+    # Merges
 
     async def _keep_up(self, process: LogProcess) -> None:
         """Work as the service does, for as long as the run goes on."""
@@ -295,7 +295,7 @@ class Logs:
         await process.merger().merge(log._log)
         await asyncio.sleep(self._rng.uniform(0.0, 0.5))
 
-    # Who interferes
+    # Interference
 
     async def _some_log(self, process: LogProcess) -> DirectLog:
         return await process.namespace.open_log(self.any_log(), config=process.config)
@@ -339,7 +339,7 @@ class Logs:
             self._checkers.on_truncate(key.log_id, key.name, place)
             await log.truncate(place)
 
-    # Who reads
+    # Readers
 
     async def _read(self, process: LogProcess) -> None:
         """Read a log for a while, from its start or from somewhere in it."""

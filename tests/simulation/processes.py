@@ -81,7 +81,7 @@ class SimBookie:
         self.name = name
         self._peers = peers
         self.bookie: BookieId | None = None
-        """Who it is; None before its first start and after its disk was replaced."""
+        """Its identity; None before its first start and after its disk was replaced."""
         self.storage: LedgerStorage | None = None
         self.record: BookieRecord | None = None
         self.on_fence_answered: Callable[[SimBookie, str], None] = lambda _, __: None

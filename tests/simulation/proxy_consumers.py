@@ -46,7 +46,7 @@ _WAITS_S = (0.005, 0.1, 60.0)
 
 
 class Consumer:
-    """Reads for the subscriber of some log from where he was, as one holder after the other."""
+    """Reads for the subscriber of some log from its position, as one holder after the other."""
 
     def __init__(self, proxies: Proxies, name: str, logs: Sequence[str], *, is_last: bool) -> None:
         self.name = name
@@ -99,7 +99,7 @@ class Consumer:
             first = DLSN.parse(info.first or info.end)
             reader = await log.open_reader(subscriber=SUBSCRIBER, dlsn=first)
         hold: Any = reader._hold
-        # Who begins at the very first position reads whatever is there.
+        # A reader that begins at the very first position reads whatever is there.
         begins = (first or hold.position) == DLSN.INITIAL
         consuming = self._checkers.new_holder(
             log.log_id,

@@ -64,7 +64,7 @@ class ChangingRules:
         self._rng = logs.world.rng
         self._denials: tuple[Rule, ...] = ()
         self.denied = {_STRANGER}
-        """Who was denied something at some time."""
+        """The callers that were denied something at some time."""
 
     async def start(self, setup: LogProcess, names: tuple[str, ...]) -> None:
         """Store the first rules, before any proxy reads them."""

@@ -67,7 +67,7 @@ class Redactions:
         config = replace(process.config, lock_enabled=self._rng.random() < 0.7)
         return await process.namespace.open_log(PRIVATE, config=config)
 
-    # Who writes
+    # Writers
 
     async def _write(self, process: LogProcess) -> None:
         """Write rows about the person whose turn it is."""
@@ -97,7 +97,7 @@ class Redactions:
         except AssertionError as violation:
             self._world.fail(violation)
 
-    # Who reads
+    # Readers
 
     async def _read(self, process: LogProcess) -> None:
         """Read the log from its start."""
@@ -122,7 +122,7 @@ class Redactions:
                 await asyncio.sleep(pause_s)
         return reading.count
 
-    # Who redacts
+    # Redactions
 
     async def _redact(self, process: LogProcess) -> None:
         """Redact what was written about the person before, or go on with what has begun."""

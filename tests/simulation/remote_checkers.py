@@ -180,7 +180,7 @@ class Looking:
     def on_told(self, found: Mapping[str, LogSnapshot | None]) -> None:
         """P3: they are of the logs that have the names, and none is behind what was told before.
 
-        Who asked for them later than something was acknowledged, or shown, finds it in them.
+        A caller that asked for them after a record was acknowledged, or shown, finds it in them.
         """
         life = self._checkers.logs.life
         has_moved = len(life.renamed) > self._renames

@@ -499,7 +499,7 @@ async def _write_lac(storage: LedgerStorage, ledger_id: int, lac: int) -> None:
 async def full_disk(act: Act) -> None:
     """Others take all the space of a bookie's disk, and its writer floods it with LACs before.
 
-    It fences, starts again, reads and collects garbage all the same.
+    It still fences, starts again, reads and collects garbage.
     """
     doomed = await act.create(act.new_writer("other"))
     for _ in range(6):

@@ -237,7 +237,7 @@ class Kept:
 
     @property
     def goes_by_age(self) -> bool:
-        """Whether what is old goes by itself."""
+        """Whether old records are removed without a call."""
         return bool(self.retention_ms) and not self.is_explicit
 
     @property

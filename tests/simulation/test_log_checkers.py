@@ -27,7 +27,7 @@ from tests.simulation.truth import InvariantViolatedError
 def test_only_truncated_records_are_left_out_by_who_reads_from_the_start(
     start: DLSN, truncated: DLSN | None, *, is_refused: bool
 ) -> None:
-    """Who reads from the start of a log is not refused what is truncated meanwhile; others are."""
+    """A reader from the start passes records that are truncated meanwhile; others get an error."""
 
     async def scenario() -> None:
         checkers = LogCheckers(

@@ -112,7 +112,7 @@ def test_a_batch_is_where_it_was_told(
 
 
 def test_a_batch_that_failed_is_not_there() -> None:
-    """Who was told so may write its rows elsewhere."""
+    """A driver with that answer may write its rows elsewhere."""
 
     def body(play: Play) -> None:
         play.first.has_failed = True

@@ -73,7 +73,7 @@ class Tiers:
         self._logs.supervise("sweeper", self._sweep)
 
     async def _tier(self, process: LogProcess) -> None:
-        """Tier any log, whoever else does."""
+        """Tier any log, beside all others that do."""
         tierer = process.tierer()
         for _ in range(self._rng.randint(1, 5)):
             log = await process.namespace.open_log(self._rng.choice(self._names()))
@@ -90,7 +90,7 @@ class Tiers:
         return (PRIVATE,) * 2 if plan.has_redactions and plan.has_tables else ()
 
     async def _keep_table(self, process: LogProcess) -> None:
-        """Let the table of any log follow, whoever else does; rarely delete it."""
+        """Let the table of any log follow, beside all others that do; rarely delete it."""
         context = process.namespace.log_context
         keeper = TableKeeper(context, process.namespace.staging_owner, compare_every_s=1.0)
         for _ in range(self._rng.randint(1, 5)):

@@ -9,7 +9,7 @@ _EXPLAINED_LINES_MAX = 400
 
 
 class TraceLine(NamedTuple):
-    """Who did what at which virtual second, and to which ledger and entry, if to one."""
+    """An action of a process at a virtual second, and its ledger and entry, if any."""
 
     time_s: float
     who: str

@@ -42,7 +42,7 @@ class TypeCheckers:
         self.versions: list[Columns] = []
         """Those that are stored now."""
         self._given: dict[bytes, list[dict[str, int]]] = {}
-        """The values of each row by its payload: whoever appends again may give it other ones."""
+        """The values of each row by its payload: a repeated append may give it other ones."""
 
     def on_metadata(self, ops: Iterable[Op]) -> None:
         """L13: no version is changed or removed, and each holds what the one before holds."""
@@ -68,7 +68,7 @@ class TypeCheckers:
                 )
 
     def check_told(self, told: Columns, asked: Mapping[str, str]) -> None:
-        """L13: somebody was told that the columns are these, after he asked for some."""
+        """L13: a client got an answer with these columns, after it asked for some."""
         require(
             GROWS,
             holds=told in self.versions,

@@ -235,7 +235,7 @@ class Scenario:
     def _check_bounds(self, client: SimClient, writer: LedgerWriter) -> None:
         """I9: what the writers of a client have in flight stays within its limits.
 
-        A writer that has nothing in flight may append an entry all the same.
+        A writer that has nothing in flight may still append an entry.
         """
         appenders = [each._appender for each in client.ledgers._writers]
         size = sum(each.window.pending_bytes for each in appenders)

@@ -101,7 +101,7 @@ class World:
         self.bookies: list[SimBookie] = []
         self.clients: list[SimClient] = []
         self.callers: list[str] = []
-        """Who calls proxies, and is known to the network alone."""
+        """The callers of proxies, which only the network knows."""
         self.cluster_id = ""
         self.faults: Counter[str] = Counter()
         self.deaths: Deaths = Counter()

@@ -65,7 +65,7 @@ class PausingWriter(DlogStreamWriter):
         parent = os.getppid()
         while self._marker.exists():
             time.sleep(POLL_S)
-            if os.getppid() != parent:  # whoever kills the driver leaves this process behind
+            if os.getppid() != parent:  # a kill of the driver leaves this process behind
                 os._exit(1)
 
 

@@ -81,7 +81,7 @@ def test_planning_reads_no_record(frame: DataFrame, namespace: tuple[Namespace, 
 
 
 def test_the_first_run_of_a_scan_costs_little(namespace: tuple[Namespace, Bookies]) -> None:
-    """Who takes one run and goes has read two small requests."""
+    """A reader that takes one run and ends has read two small requests."""
     opened, bookies = namespace
     snapshot = opened.get_snapshots(["large"], fresh=True)["large"]
     assert snapshot is not None

@@ -1,9 +1,9 @@
 """Each block of code in README and docs runs as it is pasted, twice, in the order of its page.
 
-Goal: who copies a page from top to bottom, from an empty cluster on, sees it work, and whoever
-pastes a block again does no harm.  Method: the blocks are taken out of the pages.  Those of Python
-and SQL run in one program for each page, those of a shell in a shell; nothing is changed but the
-ports, and where checkpoints are, for the session began in another folder.  A block that no test
+Goal: a user that copies a page from top to bottom, from an empty cluster on, sees it work, and a
+block that is pasted again does no harm.  Method: the blocks are taken out of the pages.  Those of
+Python and SQL run in one program for each page, those of a shell in a shell; nothing is changed but
+the ports, and where checkpoints are, for the session began in another folder.  A block that no test
 runs here is in a table, with the reason; nothing else is left out.
 """
 
@@ -165,7 +165,7 @@ class Reader:
         self.told.append(done.stdout)
 
     def _run_toml(self, block: Block) -> None:
-        """Let `dlog` go by a file of this content."""
+        """Let `dlog` use a configuration file of this content."""
         (self._folder / "dlog.toml").write_text(block.text, encoding="utf-8")
         self._run_bash(block._replace(text=".venv/bin/dlog log list --config dlog.toml"))
 

@@ -1,6 +1,6 @@
 """Logs as tables of SQL: created, read, inserted into, and what is refused in words.
 
-Goal: whoever knows SQL gets at a log without a DataFrame.  Method: tables of Spark's catalog over
+Goal: a user of SQL needs no DataFrame for a log.  Method: tables of Spark's catalog over
 a log, and each statement that a user would try.
 """
 

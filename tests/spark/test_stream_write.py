@@ -303,7 +303,7 @@ def test_writes_to_one_log_in_a_batch(
 
 @pytest.mark.prove  # the test before it has a group of the user's, too
 def test_job_groups_of_the_user_change_nothing(spark: Any, logs: LogBench, tmp_path: Path) -> None:
-    """Neither a group of his own nor none: the replay after a crash is recognised."""
+    """Neither a group of the user's nor none: the replay after a crash is recognised."""
     source, target = logs.create("in"), logs.create("out")
     append(logs, source, range(10))
     frame = logs.stream(log=source, startingOffsets="earliest")

@@ -72,7 +72,7 @@ def test_a_bill_of_materials_is_compared_both_ways() -> None:
 
 
 def test_each_weakness_is_explained_and_each_explanation_has_one() -> None:
-    """Neither a weakness nor an explanation that has become idle goes by unseen."""
+    """Neither a new weakness nor an explanation without one stays unseen."""
     report = {
         "dependencies": [
             {"name": "one", "vulns": [{"id": "A-1"}, {"id": "A-2"}]},

@@ -36,7 +36,7 @@ def test_each_page_is_in_the_navigation_once() -> None:
 
 
 def test_there_are_four_doors() -> None:
-    """Who comes to learn, to do, to look up or to understand finds one for it."""
+    """There is one for each reader: to learn, to do, to look up, to understand."""
     assert [door for each in pages.settings()["nav"] for door in each] == DOORS
 
 

@@ -66,7 +66,7 @@ def ask_service(packages: Path) -> Mapping[str, Any]:
 def weakness_problems(report: Mapping[str, Any], explanations: Sequence[Explanation]) -> list[str]:
     """Return a sentence for each weakness without explanation, and the reverse.
 
-    A package that the service does not know is a problem as well: nobody has looked.
+    A package that the service does not know is a problem as well: it was not examined.
     """
     found, unknown = set(), []
     for each in report["dependencies"]:

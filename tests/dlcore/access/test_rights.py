@@ -81,7 +81,7 @@ def test_a_demand_on_the_namespace_needs_a_rule_on_it() -> None:
 
 @pytest.mark.parametrize("right", Right)
 def test_every_right_includes_describe_and_nothing_else(right: Right) -> None:
-    """Who appends has to see the schema; who manages need not see the records."""
+    """A writer has to see the schema; a manager need not see the records."""
     rules = Rules([rule("user:alice", right)])
     may = {each for each in Right if rules.judge(ALICE, Demand(each, "a")) is Verdict.ALLOWED}
     assert may == {right, Right.DESCRIBE}

@@ -169,7 +169,7 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
 
 
 def test_keys_are_found_by_the_issuers_discovery_document(authority: Authority) -> None:
-    """Which is his own, and names a page of HTTPS; a page of keys may be given as well."""
+    """The issuer's document names it, and a page of HTTPS; a page of keys may be given as well."""
     issuer = Issuer()
     pages: dict[str, bytes] = {"/keys": issuer.key_set()}
     with served(authority, pages) as url:

@@ -158,7 +158,7 @@ def test_a_log_whose_beginning_is_truncated_is_copied_from_there_on() -> None:
 
 
 def test_an_append_that_follows_another_version_is_refused() -> None:
-    """Whoever went on from an older commit appends nothing."""
+    """A copier that went on from an older commit appends nothing."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]

@@ -117,7 +117,7 @@ def test_a_lost_reply_of_a_creation(*, applied: bool) -> None:
 
 
 def test_the_quorum_is_stored_with_the_log() -> None:
-    """Whoever opens it writes with it."""
+    """Each writer that opens the log uses it."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         quorum = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
@@ -228,7 +228,7 @@ def test_closing_goes_on_after_a_failure() -> None:
 
 
 class PlannedClients(ScanClients):
-    """Bookies that a plan knows of are gone: what is read comes by way of the metadata store."""
+    """Bookies of a plan are gone: the reader finds the present ones in the metadata store."""
 
     def __init__(self, namespace: DirectNamespace) -> None:
         super().__init__()
@@ -503,7 +503,7 @@ def calls_of_log(log: DirectLog) -> Calls:
 
 
 def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() -> None:
-    """Whatever was opened on it, and whoever calls: nobody waits, nobody is told of its parts."""
+    """Each object that was opened on it: no caller waits, and no error names its parts."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")

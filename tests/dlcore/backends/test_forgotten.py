@@ -65,7 +65,7 @@ def test_a_writer_without_a_name_begins_anew(count: int, *, moves: bool) -> None
             later = writer.write_bulk([LogRecord(2**60, b"a"), LogRecord(2**60, b"b")])
             assert all(await asyncio.gather(*later))
             assert writer.next_sequence == 2
-            # Who has written nothing may go on: nobody can tell it from one that is new.
+            # A producer that has written nothing may go on: it looks like a new one.
             assert (writer.producer == name) == (moves and not count)
         before = [b"%d" % number for number in range(count)]
         assert await payloads(served) == [*before, b"other", b"a", b"b"]
@@ -99,7 +99,7 @@ def test_a_writer_with_a_name_is_told() -> None:
 def test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot(
     monkeypatch: pytest.MonkeyPatch, name: str | None, *, is_first: bool
 ) -> None:
-    """It would be there twice: whoever wrote it is told that it may be there."""
+    """It would be there twice: the writer gets an error which says that it may be there."""
     forgotten_ms = producers.GENERATED_FORGOTTEN_MS if name is None else PRODUCERS_KEPT_MS
 
     async def scenario(served: Proxies) -> None:

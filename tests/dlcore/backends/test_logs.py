@@ -145,7 +145,7 @@ def test_what_another_proxy_owns_is_ended_there() -> None:
 
 
 def test_a_direct_writer_keeps_its_log() -> None:
-    """That is told at once: waiting for him is not asked for."""
+    """The refusal comes at once: the caller did not ask to wait for the owner."""
 
     async def scenario(served: Proxies) -> None:
         await served.start(lock_timeout_s=0.01)

@@ -91,7 +91,7 @@ def test_what_was_done_is_done() -> None:
 
 @pytest.mark.parametrize("action", [SEAL, RENAME, DELETE], ids=lambda each: each.name)
 def test_an_attempt_that_has_not_ended_is_no_stranger(action: Action[Any, Any]) -> None:
-    """Who asks again meanwhile waits for its lock, or meets what it did under way."""
+    """A repeated call waits for its lock meanwhile, or finds its half-done work."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -111,7 +111,7 @@ def test_an_attempt_that_has_not_ended_is_no_stranger(action: Action[Any, Any]) 
 
 
 def test_who_is_refused_for_a_writer_here_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one who began to write between that the log was let go of, and that it was locked."""
+    """As a client that began to write between the release of the log and its lock."""
     rename = DirectLog.rename
     writers: list[DirectWriter] = []
 

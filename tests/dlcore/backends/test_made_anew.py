@@ -158,7 +158,7 @@ def test_a_handle_changes_and_tells_nothing_of_another_log() -> None:
 
 
 def test_a_proxy_lets_go_of_a_log_that_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which it has not heard yet: whoever writes to the new one does."""
+    """The proxy has not heard of that yet: a client that writes to the new log releases the old."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()

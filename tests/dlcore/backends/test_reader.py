@@ -107,7 +107,7 @@ def test_one_by_one_and_in_bulk(on_both: Callable[[Body], None]) -> None:
 
 
 def test_who_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -> None:
-    """Also where he stood in the middle of what came together."""
+    """Also where it stood in the middle of records that came together."""
 
     async def body(log: Log, direct: DirectLog) -> None:
         await write(direct, 0, 10)
@@ -244,7 +244,7 @@ def test_a_reader_that_failed_goes_on_where_it_was() -> None:
 def test_what_a_proxy_never_sends_is_not_the_end_of_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who reads on after that error reads what follows."""
+    """A reader that goes on after that error reads the records behind it."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -271,7 +271,7 @@ def test_rows_without_positions() -> None:
 
 
 def test_a_typed_log_has_batches_only() -> None:
-    """Who wants records is told so, and nothing is lost by that."""
+    """A reader of records gets an error that says so, and loses nothing by that."""
 
     async def scenario(served: Proxies) -> None:
         schema = pa.schema({"km": pa.int32()})
@@ -317,7 +317,7 @@ def test_readers_that_stand_still_hold_nobody_up() -> None:
 
 
 def test_a_reader_that_is_closed_while_it_turns_to_follow_opens_no_stream() -> None:
-    """Who reads is told that it is closed, and waits for no record."""
+    """A waiting reader learns that it is closed, and waits for no record."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -390,7 +390,7 @@ def test_the_very_first_position_is_what_is_left() -> None:
 
 
 def test_a_start_behind_the_last_record_of_an_entry() -> None:
-    """As of who goes on behind the record that he has read: nothing is there, and nothing waits."""
+    """As for a reader behind the last record that it read: nothing is there, and nothing waits."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

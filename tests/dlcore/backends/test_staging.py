@@ -27,7 +27,7 @@ LIMIT = 100_000
 
 
 class Held:
-    """Lets the n-th call of a coroutine function wait until it is let go."""
+    """Lets the n-th call of a coroutine function wait until it is released."""
 
     def __init__(self, call: Callable[..., Awaitable[Any]], number: int) -> None:
         self._call = call

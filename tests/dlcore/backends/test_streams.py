@@ -78,7 +78,7 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_one_writer_at_a_time() -> None:
-    """Who opens one begins behind all that the one before it wrote, which writes no more."""
+    """A new writer begins behind all that the one before it wrote, which writes no more."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -133,7 +133,7 @@ def test_what_is_no_stream() -> None:
 def test_a_writer_that_cannot_be_opened_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, *, heals: bool
 ) -> None:
-    """As where the log is lost to its owner; where it is let go of, it is asked again."""
+    """As when the owner loses the log; when it releases the log, it is asked again."""
     commit, failures = DirectWriter.commit, 3 if heals else 1000
 
     async def failing(writer: DirectWriter) -> DLSN | None:

@@ -1,4 +1,4 @@
-"""Positions kept for subscribers over an endpoint: moved by whoever took them last, once each."""
+"""Positions of subscribers over an endpoint: the last reader that took one moves it, once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def both(served: Proxies, count: int = 5) -> tuple[DirectLog, FlightLog]:
 
 
 def test_a_subscriber_resumes_where_it_committed() -> None:
-    """Inclusively, whoever reads for it; a start that is given goes before."""
+    """Inclusively, in any process that reads for it; a start that is given has precedence."""
 
     async def scenario(served: Proxies) -> None:
         direct, log = await both(served)
@@ -110,7 +110,7 @@ def test_the_blocking_face() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_whoever_takes_it_last_has_it() -> None:
+def test_the_last_reader_that_takes_it_has_it() -> None:
     """Another one over an endpoint, or of the core, which holds off others as long as it reads."""
 
     async def scenario(served: Proxies) -> None:
@@ -208,7 +208,7 @@ def test_what_was_done_is_done() -> None:
 
         with losing_the_answer("move_subscription", note_and_take):  # taken twice
             again = await log.open_reader(subscriber="s")
-        # Who was replaced does not come back as the same one.
+        # A reader that was replaced does not come back as the same one.
         assert (await show(log._calls, log._log))["s"].mark.token not in tokens
         await again.commit(DLSN(1, 4, 0))
         with losing_the_answer("delete_subscription"):

@@ -363,7 +363,7 @@ def test_columns_that_cannot_be_null() -> None:
 
 
 def test_a_rate_is_kept_to() -> None:
-    """Who is refused comes again when he is told to."""
+    """A refused writer comes again after the time that the refusal names."""
 
     async def scenario(served: Proxies) -> None:
         await served.start(log_records_per_s=200.0, throttle_max_s=0.05)
@@ -416,7 +416,7 @@ def test_appends_on_a_condition_that_race() -> None:
 
 
 def test_who_waits_is_told_by_an_abort_that_is_cancelled() -> None:
-    """That nobody knows what has become of his record."""
+    """The outcome of its record is unknown."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()

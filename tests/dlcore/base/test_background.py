@@ -193,7 +193,7 @@ async def uncollected(ended: Callable[[], Awaitable[weakref.ref[Any]]]) -> None:
 
 
 def test_a_cancelled_task_lets_go_of_the_frames_that_it_was_cancelled_in() -> None:
-    """Who holds the task, and is held by such a frame, is freed by its count of references."""
+    """An object that holds the task, and is held by its frame, is freed by its reference count."""
 
     class Holder:
         def __init__(self) -> None:

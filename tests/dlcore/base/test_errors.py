@@ -60,7 +60,7 @@ def test_codes_are_distinct() -> None:
 
 
 def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
-    """Whoever adds one must think about it here."""
+    """The author of a new error must decide about it here."""
     assert {cls.__name__ for cls in CLASSES if cls.retriable} == {
         "BookieOverloadedError",
         "BookieUnavailableError",

@@ -129,7 +129,7 @@ def test_what_a_lost_stream_sent_is_in_doubt() -> None:
 
 
 def test_what_is_too_large_is_sent_in_parts() -> None:
-    """Who waits is told of the part that his record is in; what is in doubt stays so."""
+    """A waiting caller gets the result of its record's part; a part in doubt stays so."""
     box = outbox(bytes_max=2**30)
     for number in range(5):
         box.add_record(number, b"", str(number))

@@ -38,7 +38,7 @@ def test_the_status_of_an_error(error: DLError, code: str) -> None:
 
 
 def test_every_status_is_one_of_grpc() -> None:
-    """A name that gRPC does not know would be met by a user."""
+    """A name that gRPC does not know would reach a user."""
     names = {code.name for code in grpc.StatusCode}
     assert set(statuses._CODES.values()) <= names
 

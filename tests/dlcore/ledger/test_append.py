@@ -301,7 +301,7 @@ def test_what_is_confirmed_meanwhile_needs_no_copy() -> None:
 
 
 def test_one_who_joins_and_fails_is_replaced_before_it_is_named() -> None:
-    """Nothing of it reaches the metadata; whoever comes next gets all copies."""
+    """Nothing of it reaches the metadata; the bookie that comes next gets all copies."""
     bench = Bench()
     bench.append(2)
     bench.fail(0, "B")
@@ -422,7 +422,7 @@ def test_what_every_bookie_would_refuse_ends_the_writer(error: DLError) -> None:
     assert bench.fail(0, "A", error) == [FailAdds(error=error)]
 
 
-def test_a_fence_ends_the_writer_whoever_says_it() -> None:
+def test_a_fence_of_any_bookie_ends_the_writer() -> None:
     """Even a bookie that is no member any more."""
     bench = Bench()
     bench.append(1)

@@ -1,4 +1,4 @@
-"""A LAC that one bookie tells: what a quorum holds decides, whoever wrote it there.
+"""A LAC that one bookie tells: the entries that a quorum holds decide, of any writer.
 
 Goal: one forged message makes no ledger unreadable or unrecoverable, and no LAC that is true is
 taken back.  Method: the rule by itself against every small case, then memory bookies.
@@ -31,7 +31,7 @@ CLAIMS = [10, 11, 500, 2**62]
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (4, 2, 2), (3, 2, 1), (2, 2, 2), (4, 3, 2)])
 def test_a_claim_stands_unless_too_many_prove_that_it_cannot(sizes: tuple[int, int, int]) -> None:
-    """Every entry by whoever may hold it, some bookies silent: what Qa may hold is confirmed."""
+    """Every entry on any of its bookies, some of them silent: what Qa may hold is confirmed."""
     quorum = quorum_of(*sizes)
     size = quorum.ensemble_size
     claimed = 2 if size < 4 else 1

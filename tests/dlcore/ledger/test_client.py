@@ -275,7 +275,7 @@ def test_a_writer_with_nothing_to_append_learns_of_its_fencing_when_it_closes() 
 
 
 def test_a_writer_whose_ledger_was_closed_at_its_lac_may_close() -> None:
-    """The result is the same, whoever stored it; at another entry it is an error."""
+    """The result is the same if another client stored it; at another entry it is an error."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())

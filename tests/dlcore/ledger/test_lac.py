@@ -54,7 +54,7 @@ def test_the_lac_is_told_without_a_following_entry() -> None:
 
 
 def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
-    """An explicit LAC costs as much as an add: whoever appends one by one has none between."""
+    """An explicit LAC costs as much as an add: a writer of single entries sends none between."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -106,7 +106,7 @@ def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
 
 
 def test_a_lac_that_adds_take_along_is_not_spread() -> None:
-    """Whoever appends again soon makes no messages to bookies that nobody follows there."""
+    """A writer that appends again soon sends no messages to bookies without followers."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -144,7 +144,7 @@ def grow(bench: Bench) -> list[tuple[str, int]]:
 
 
 def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
-    """Who published one waits for them, and would for ever where adds take the next ones along."""
+    """A publisher waits for them, and would for ever where adds take the next ones along."""
     bench = Bench()
 
     def accept(name: str, lac: int) -> list[tuple[str, int]]:
@@ -166,7 +166,7 @@ def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
     assert bench.machine.is_published(1)
     assert told(bench.machine.handle(Signal.LAC_RETRY_DUE)) == [("C", 1)]
     assert bench.machine.handle(failed) == retry
-    assert published(bench) == [("A", 2), ("C", 2)]  # at once, for whoever waits for it
+    assert published(bench) == [("A", 2), ("C", 2)]  # at once, for the caller that waits for it
     assert bench.machine.handle(failed) == []  # a pause has begun
     bench.handle(Fail(LedgerClosedError("enough")))
     assert bench.machine.handle(failed) == []

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def test_a_defect_ends_a_recovery_and_the_next_one_goes_through() -> None:
-    """Whoever recovers must not wait for an answer that never comes."""
+    """The recovering client must not wait for an answer that never comes."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())

@@ -1,4 +1,4 @@
-"""Many ranges of entries as one value: they are a list of ranges to whoever looks."""
+"""Many ranges of entries as one value: they read as a list of ranges."""
 
 from __future__ import annotations
 

@@ -505,7 +505,7 @@ def test_a_follower_asks_the_bookie_whose_push_never_came(
 
 @pytest.mark.parametrize("takes", TAKES.values(), ids=TAKES)
 def test_a_follower_reads_damaged_pushes_from_others(takes: Callable[[int], bool]) -> None:
-    """Every frame is verified, whoever pushes it."""
+    """Every frame is verified, whichever bookie pushes it."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())

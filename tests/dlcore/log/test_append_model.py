@@ -417,7 +417,7 @@ class Writing(RuleBasedStateMachine):
         assert held >= told
 
     def teardown(self) -> None:
-        """Once everything heals, whoever waits is answered."""
+        """Once everything heals, each waiting caller is answered."""
         if not hasattr(self, "machine"):
             return
         self.resume()

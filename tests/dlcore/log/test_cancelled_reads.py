@@ -533,7 +533,7 @@ def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: 
 
 
 def test_who_waits_is_told_that_the_reader_is_closed_by_one_who_was_cancelled() -> None:
-    """Also if that was while he waited for the end of what was under way."""
+    """Also if that was while it waited for the end of the call under way."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:
         for turns in range(5):

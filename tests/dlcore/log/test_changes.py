@@ -165,7 +165,7 @@ def test_the_sequence_id_outlives_all_segments() -> None:
 
 
 def test_an_open_extent_is_not_forgotten() -> None:
-    """Whoever completes its segment must say what became of it."""
+    """The client that completes its segment must say what became of it."""
     tree = written(7)
     tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=2))
     with pytest.raises(UnexpectedError, match="ledger 8"):
@@ -237,7 +237,7 @@ def test_what_an_append_writes_does_not_grow() -> None:
 
 
 def test_an_append_that_replaces_is_one_change_of_the_head() -> None:
-    """What it adds comes and what was there goes by the same write, also within a segment."""
+    """One write adds its extents and removes the old ones, also within a segment."""
     tree = Tree()
     append(tree, staged(8), staged(9))
     change, first, end = plan_append(

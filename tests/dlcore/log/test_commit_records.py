@@ -66,7 +66,7 @@ def watch_for(cluster: MemoryCluster, path: str) -> Callable[[], int]:
 
 
 def test_a_record_that_cannot_be_removed_stays() -> None:
-    """The append is committed all the same."""
+    """The append is committed nevertheless."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -89,7 +89,7 @@ def test_a_record_that_cannot_be_removed_stays() -> None:
 
 
 def test_another_append_s_record_is_not_removed() -> None:
-    """Even if somebody takes the identity for one of his own."""
+    """Even if another appender takes the identity for its own."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]

@@ -91,7 +91,7 @@ def test_a_repetition_goes_on_where_the_run_ended(survived: int) -> None:
 
 
 def test_an_appender_without_runs_commits_a_version_once() -> None:
-    """Whoever comes second is skipped, and so are older versions."""
+    """The second append is skipped, and older versions are, too."""
     store = Store()
     assert store.appends("aa", "") == [Verdict.APPEND, Verdict.SKIP]
     assert store.append("a", "r") is Verdict.SKIP
@@ -198,8 +198,8 @@ def test_a_late_try_of_an_earlier_append_is_known() -> None:
     count=st.integers(1, 4),
 )
 def test_runs_that_interleave(runs: Sequence[int], order: Sequence[int], count: int) -> None:
-    """Each run makes its appends in order, dies after some, or is late: whoever passes all of them
-    passed each exactly once, and an append is never there twice.
+    """Each run makes its appends in order, dies after some, or is late: a run that passes all of
+    them passed each exactly once, and an append is never there twice.
     """
     store = Store()
     done = [0] * len(runs)
@@ -251,7 +251,7 @@ def test_the_logs_of_all_appends_of_a_version_count() -> None:
 
 
 def test_of_too_many_logs_none_is_remembered() -> None:
-    """The record stays small; what cannot be told is skipped, as it was said to be committed."""
+    """The record stays small; an unknown version is skipped, as its append was acknowledged."""
     store = Store()
     names = [f"log-{number}" for number in range(LOGS_REMEMBERED_MAX)]
     assert store.append("a", "r1", logs=names) is Verdict.APPEND

@@ -114,7 +114,7 @@ def test_commits_and_merges_need_no_key() -> None:
 
 
 def test_each_altered_byte_is_noticed() -> None:
-    """But for those that commits and merges change: the reader sees the same records even so."""
+    """Also in extents that commits and merges change: the reader sees the same records."""
     keys = fixed_keys("k")
     body = encrypted_entry(keys)
     changeable = {*range(8, 40)}  # transaction ids, records before, write time

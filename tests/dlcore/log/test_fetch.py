@@ -60,7 +60,7 @@ def test_a_log_that_was_made_anew_is_not_the_one_that_was_read(*, until_caught_u
 
 @pytest.mark.parametrize("start", [None, DLSN(1, 1, 0)])
 def test_the_segment_being_followed_is_truncated_inside(start: DLSN | None) -> None:
-    """A slow reader from the beginning goes on behind what was dropped; another one is told."""
+    """A slow reader from the beginning goes on behind the cut; another one gets an error."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, entry_bytes=100, read_ahead_bytes=300)
@@ -199,7 +199,7 @@ def test_the_next_segment_is_opened_before_its_turn(monkeypatch: pytest.MonkeyPa
 
 
 def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader of it ends there; one whose start is truncated, the first one too, is told."""
+    """Its reader ends there; a reader with a truncated start gets an error, the first one too."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"%d" % number for number in range(5)])
@@ -344,7 +344,7 @@ def test_what_is_known_to_be_there_is_read_without_another_look(
 
 
 def test_what_was_known_to_be_there_is_truncated_before_it_is_read() -> None:
-    """Whoever waits for it learns that nothing is left, and does not wait for another record."""
+    """A reader that waits for it learns that nothing is left, and waits for no other record."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"a", b"b"])

@@ -89,7 +89,7 @@ def test_everyday_work() -> None:
 
 @pytest.mark.parametrize("died_at", [1, 2, 5, 10])
 def test_truncation(died_at: int) -> None:
-    """Whoever truncates next removes what was left; the rest of the log is as it was."""
+    """The next truncation removes what was left; the rest of the log is as it was."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         log = await namespace.open_log("old")

@@ -105,7 +105,7 @@ class WholeLog(RuleBasedStateMachine):
     @precondition(lambda self: self.written)
     @rule(share=st.floats(0, 1))
     def truncate(self, share: float) -> None:
-        """Truncate at some record, also at one that is gone, beside whoever writes."""
+        """Truncate at some record, also at one that is gone, beside any writer."""
         at = int(share * (len(self.written) - 1))
         changed = self.run(self.log.truncate(self.written[at][0]))
         assert changed == (at > self.dropped)

@@ -160,7 +160,7 @@ def test_no_entry_is_committed_twice(offers: list[tuple[int, int]]) -> None:
 def test_a_view_of_a_log_that_contradicts_itself_is_refused(
     lssns: tuple[int, ...], open_at: tuple[int, ...], message: str
 ) -> None:
-    """Nothing is read by it: whoever made it missed a segment."""
+    """Nothing is read by it: its maker missed a segment."""
     with pytest.raises(UnexpectedError, match=message):
         state_of(lssns, open_at)
 

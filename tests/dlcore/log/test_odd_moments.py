@@ -293,7 +293,7 @@ def test_a_session_ends_while_the_lock_is_asked_for(
 
 
 def test_a_lock_that_breaks_is_no_secret() -> None:
-    """Who waits for it is told of the defect, instead of waiting for ever."""
+    """A waiting caller gets the defect as its error, instead of waiting for ever."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         with (

@@ -270,7 +270,7 @@ def test_an_answer_from_a_session_that_is_gone_counts_for_nothing() -> None:
 
 
 def test_an_earlier_owner_is_not_blamed_for_what_came_later() -> None:
-    """The owner that was waited for let go of the log; who changed it since is not known."""
+    """The owner that was waited for released the log; the client that changed it is not known."""
     bench = Bench()
     bench.held()
     bench.handle(Signal.CHANGED)

@@ -231,7 +231,8 @@ def test_who_is_silent_for_long_is_forgotten() -> None:
 
 
 def test_there_is_place_for_so_many() -> None:
-    """Who wrote nothing goes first, then who was silent for an hour; else a new one is refused."""
+    """Producers without records go first, then those silent for an hour; else a new one is
+    refused."""
     owner = Owner(producers_max=3)
     claims = {}
     for number, name in enumerate("abc"):
@@ -413,7 +414,7 @@ class World:
         self.random = random.Random(seed)
         self.log: list[tuple[str, int]] = []  # (producer, sequence) of what is in the log for good
         self.owner = self.segment = Owner()
-        """Who owns the log, and who wrote its last segment."""
+        """The owner of the log, and the writer of its last segment."""
         self.writers: dict[tuple[str, int], Claim] = {}
         self.queue: list[tuple[Mark, int]] = []  # accepted, in no entry
         self.flying: list[tuple[list[tuple[Mark, int]], DLSN]] = []  # in entries, not durable

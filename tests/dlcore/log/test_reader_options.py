@@ -237,7 +237,7 @@ def test_records_that_retention_keeps_are_read_though_truncated() -> None:
 
 
 def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
-    """Who polls a reader that failed does not fill the memory with its traceback."""
+    """A loop that polls a failed reader does not fill the memory with its traceback."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_reader() as reader:

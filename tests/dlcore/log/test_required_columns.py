@@ -1,4 +1,4 @@
-"""Columns that cannot be null: a null is refused, and readers are told that there is none.
+"""Columns that cannot be null: a null is refused, and the schema of readers promises it.
 
 Goal: no null is acknowledged where the schema says that there is none, however deep it lies and by
 whichever way it comes.  Method: batches with one null each, by every way into a log.
@@ -228,7 +228,7 @@ def test_a_read_that_has_begun_gives_what_it_said() -> None:
 
 
 def test_columns_that_are_added_can_be_null() -> None:
-    """Older records have none; a merge says so for whoever cannot know it."""
+    """Older records have none; a merge says so for callers that cannot know it."""
 
     async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         more = pa.field("more", pa.int8(), nullable=False)

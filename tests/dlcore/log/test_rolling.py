@@ -184,7 +184,7 @@ def test_a_roll_overtaken_by_a_truncation_goes_on() -> None:
 
 
 def test_a_roll_overtaken_by_a_recovery_goes_on_behind_it() -> None:
-    """Nothing was lost: whoever recovered our ledger found all that we had acknowledged."""
+    """Nothing was lost: the recovery of our ledger found all that we had acknowledged."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace, store = await interrupted(cluster)
@@ -205,7 +205,7 @@ def test_a_roll_overtaken_by_a_recovery_goes_on_behind_it() -> None:
 
 
 def test_a_segment_begins_with_two_of_three_bookies_and_that_is_told() -> None:
-    """While it is written, and after; a segment with all three has nothing to be told."""
+    """While it is written, and after; a segment with all three has nothing to be counted."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = await cluster.open("b", config=SMALL)

@@ -114,7 +114,7 @@ def test_staged_appends_have_the_settings_of_each_log() -> None:
 
 
 def test_a_log_that_is_missing_is_created_when_it_is_opened_so() -> None:
-    """Once, whoever is quicker; a log that exists is opened as it is."""
+    """Once, by the quicker client; a log that exists is opened as it is."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -164,7 +164,7 @@ def test_an_update_whose_answer_is_lost_is_made_once(*, applied: bool) -> None:
 def test_settings_that_cannot_be_read_leave_a_writer_as_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is said; who opens the log is told."""
+    """The command says so, and a client that opens the log gets an error."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:

@@ -1,4 +1,4 @@
-"""Staged appends: all or nothing, once, whoever crashes in between."""
+"""Staged appends: all or nothing, once, whichever process crashes in between."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_one_commit_for_many_logs() -> None:
 
 
 def test_a_version_is_committed_once() -> None:
-    """Without a run that counts appends, whoever repeats it; older versions are skipped too."""
+    """Without a run that counts appends, also if others repeat it; older versions are skipped."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -486,7 +486,7 @@ def test_reaped_data_cannot_be_committed() -> None:
 
 
 def test_a_session_that_is_lost_and_renewed_keeps_its_ledgers() -> None:
-    """The owner's node is made again; whoever looks then sees a living process."""
+    """The owner's node is made again; others then see a living process."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         task = await cluster.open("task")

@@ -145,7 +145,7 @@ def test_a_lock_that_changes_during_a_look_is_read_again() -> None:
 
 
 def test_a_client_that_waits_for_the_lock_is_reported_once() -> None:
-    """If the news comes with a turn, it is told after the turn."""
+    """If the news comes with a turn, it is reported after the turn."""
     bench = Bench()
     bench.given()
     bench.handle(Signal.CHANGED)
@@ -161,7 +161,7 @@ def test_a_client_that_waits_for_the_lock_is_reported_once() -> None:
 
 
 def test_an_append_that_is_gone_before_its_turn() -> None:
-    """The writer continues, from the stored head even so."""
+    """The writer continues, but from the stored head."""
     bench = Bench()
     bench.asked()
     bench.handle(Signal.ASIDE)

@@ -143,7 +143,7 @@ async def _write_again(writer: DirectWriter, payload: bytes) -> bool:
 
 
 def test_a_cancelled_writer_stays_cancelled_although_it_had_failed() -> None:
-    """Who retries on errors of the cluster must not take its own cancellation for one."""
+    """A caller that retries on errors of the cluster must not take its own cancellation for one."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         first_log = await other(cluster, lock_enabled=False)

@@ -1,4 +1,4 @@
-"""Whoever waits for what another holds is told by whom, since when, and how long he will wait."""
+"""Reports of a wait: which client holds the lock, since when, and how long the wait may last."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_the_seal() -> None:
 
 
 def test_a_seal_keeps_what_another_completed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who recovers the log just before its writer seals it finds the same end: no record goes."""
+    """A recovery just before the writer seals the log finds the same end: no record is lost."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         context = (await other(cluster))._context
@@ -485,7 +485,7 @@ def test_a_failed_writer_tells_what_became_of_each_record() -> None:
 
 @pytest.mark.parametrize("limit", [{"pending_bytes_max": 200_000}, {"pending_records_max": 20}])
 def test_pending_records_are_bounded(limit: dict[str, int]) -> None:
-    """Beyond a limit a write is refused; whoever waits for capacity never gets there."""
+    """Beyond a limit a write is refused; a writer that waits for capacity never gets there."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         log = await other(cluster, **limit)

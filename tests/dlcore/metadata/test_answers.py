@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_zookeeper_is_left_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the exit of Python 3.12: the event loop does it; an error is raised all the same."""
+    """As at the exit of Python 3.12: the event loop does it; an error is still raised."""
     done: list[str] = []
 
     def refuse(_: threading.Thread) -> None:

@@ -56,7 +56,7 @@ def test_the_first_makes_the_tree_and_the_next_finds_it(root: str) -> None:
 
 
 def test_many_at_once_agree() -> None:
-    """Whoever is first, all have the same cluster."""
+    """In any order, all have the same cluster."""
 
     async def scenario() -> None:
         tree, paths = MemoryTree(latency=lambda: 0.001), NamespacePaths("/deep/dlog")

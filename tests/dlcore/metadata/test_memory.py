@@ -323,7 +323,7 @@ def test_a_refused_write_shows_what_it_met() -> None:
 
 
 def test_a_lost_reply_is_read_back_after_a_sync_only() -> None:
-    """Who reads at once may find the node as it was before the own write."""
+    """A read at once may find the node as it was before the own write."""
 
     async def scenario() -> None:
         store = behind_by(1000.0).connect()

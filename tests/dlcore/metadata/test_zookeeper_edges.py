@@ -1,7 +1,7 @@
 """The ZooKeeper store bears answers that come late, twice, or to a process that is ending.
 
-Goal: nobody is told twice, an answer that nobody waits for harms nothing, no session outlives its
-process.  Method: a real server; what its client does at odd moments is done by hand.
+Goal: no callback is called twice, an answer that no caller awaits harms nothing, no session
+outlives its process.  Method: a real server; what its client does at odd moments is done by hand.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
 def test_who_watches_what_is_watched_sends_nothing(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
-    """He is told as the others are; the list of children is watched once somebody wants it."""
+    """It is called as the others are; the list of children is watched after its first
+    subscriber."""
 
     async def scenario() -> None:
         async with connected(zookeeper) as store, connected(zookeeper) as other:

@@ -30,7 +30,7 @@ def report(*members: Member, finalized: tuple[str, ...] = (), own: Release = OWN
     ],
 )
 def test_who_lacks_a_feature_is_in_the_way(members: list[Member], words: list[str]) -> None:
-    """Whoever has all of them is not, and nobody else is named."""
+    """A member with all of them is not, and no other one is named."""
     found = report(NEW, *members)
     assert list(found.obstacles) == words
     assert found.may_finalize is (not words)

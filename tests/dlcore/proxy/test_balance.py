@@ -329,7 +329,8 @@ class Cluster:
                     self.move(location, effect)
 
     def known(self, location: str) -> ProxyLoad | None:
-        """Return what somebody knows of a proxy; of what it told now he may know nothing yet."""
+        """Return what another proxy knows of a proxy; it may not know yet what that one told
+        now."""
         told = self.told.get(location)
         if told is None:
             return None

@@ -45,7 +45,7 @@ def test_who_finds_it_full_waits_in_turn() -> None:
 
 
 def test_a_budget_that_changes_lets_in_who_fits() -> None:
-    """A smaller one takes nothing back, and lets nobody in until there is room."""
+    """A smaller one takes nothing back, and lets no call in until there is room."""
 
     async def scenario() -> None:
         budget = ByteBudget(100, principal_bytes_max=50)
@@ -125,7 +125,7 @@ def test_a_log_and_a_principal_hold_no_more_than_they_may() -> None:
 
 
 def test_who_comes_to_wait_for_himself_holds_up_nobody_any_more() -> None:
-    """He was held up by others first; then by what he himself took meanwhile, for another log."""
+    """Others held it up first; then the bytes that it took itself meanwhile, for another log."""
     holding_up: list[str] = []
 
     @contextlib.contextmanager

@@ -52,7 +52,8 @@ def caller_of(call: Call, **settings: Any) -> Caller:
     [("common_name", "alice"), ("dns", "a.example"), ("uri", "spiffe://example/alice")],
 )
 def test_the_rule_says_which_part_of_a_certificate_is_the_principal(rule: str, name: str) -> None:
-    """The first of several; who has no such part is anonymous, whatever else he has."""
+    """The first of several; a certificate without such a part is anonymous, whatever else it
+    has."""
     caller = caller_of(Call(CERTIFICATE), certificate_principal=rule)
     assert caller == Caller(Principal(Proof.CERTIFICATE, name), "10.0.0.7")
     others = {key: told for key, told in CERTIFICATE.items() if name.encode() not in told}

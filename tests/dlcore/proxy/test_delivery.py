@@ -106,7 +106,7 @@ def test_a_reader_is_sent_little_at_first(at_once: int) -> None:
 
 
 def test_readers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has had his share makes room for one that waits; one who is alone goes on likewise."""
+    """A reader that has had its share makes room for a waiting one; a lone reader goes on."""
     monkeypatch.setattr(delivery, "TURN_BYTES", 1)
     first, second = ([entry(number, 1)] for number in range(2))
 

@@ -1,4 +1,4 @@
-"""A proxy that lets go of its logs: what it accepted is durable by then, and told; and it ends."""
+"""A proxy that releases its logs: all accepted records are durable and acknowledged; it ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
 ) -> None:
     """It finds the writer closed when it asks whether the log is still ours.
 
-    It is not written, and what another stream has sent is acknowledged all the same.
+    It is not written, and the records of another stream are still acknowledged.
     """
     add_entry, verify = MemoryBookieClient.add_entry, DirectWriter.verify
     asks, may_ask, is_written = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -121,7 +121,7 @@ def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
 
 
 def test_a_change_that_breaks_does_not_keep_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log that it was to let go of goes with the session."""
+    """The log that it was to release goes with the session."""
 
     def broken(self: OwnedLog, *_: Any, **__: Any) -> None:
         raise RuntimeError("a defect")

@@ -105,7 +105,7 @@ WITH_MORE: list[tuple[str, set[str], dict[str, Any]]] = [
 
 @pytest.fixture
 def issuer() -> Issuer:
-    """Who signs the tokens of all users."""
+    """The signer of the tokens of all users."""
     return Issuer()
 
 
@@ -120,7 +120,7 @@ def settings(tmp_path: Path, issuer: Issuer) -> dict[str, Any]:
 
 
 class User:
-    """A user of a proxy, who tells how his calls end."""
+    """A user of a proxy, which tells how its calls end."""
 
     def __init__(self, client: Client, token: str) -> None:
         self.client = client

@@ -138,7 +138,7 @@ def test_what_comes_while_readers_are_sent_something_goes_together() -> None:
 
 
 def test_who_begins_behind_the_last_record_of_an_entry_is_not_sent_it() -> None:
-    """What he wants comes with the next one."""
+    """Its records come with the next one."""
 
     async def follow() -> None:
         log, (client,), all_done = await _followed(1, end=2, start=DLSN(1, 0, 5))

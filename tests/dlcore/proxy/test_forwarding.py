@@ -432,7 +432,7 @@ def test_actions_that_need_the_owner_are_forwarded() -> None:
 def test_limits_of_clients_count_those_for_whom_a_proxy_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once, at the owner; who only says that he is a proxy is counted as who he is."""
+    """Once, at the owner; a caller that only claims to be a proxy is counted as itself."""
 
     async def scenario(served: Proxies) -> None:
         asked, owner, log = await two(served, principal_streams_max=1)

@@ -1,4 +1,4 @@
-"""A writer beside the proxies that waits for a log which a proxy owns: the proxy lets go of it."""
+"""A writer beside the proxies that waits for the log of a proxy: the proxy releases it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_who_does_not_wait_or_may_not_write_asks_for_nothing() -> None:
 
 
 def test_a_log_that_nobody_takes_is_the_proxys_again() -> None:
-    """Who waited may be gone."""
+    """The waiting writer may be gone."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

@@ -248,7 +248,7 @@ def test_a_damaged_ledger_keeps_nobody_from_another() -> None:
 
 
 def test_where_entries_were_moved_is_learned_once() -> None:
-    """Who reads them again asks no bookie that has lost them."""
+    """A second reader asks no bookie that has lost them."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)

@@ -1,6 +1,6 @@
 """Limits of one log and of one principal: whom they concern, and whom they do not.
 
-Method: what somebody says beside his call is taken for the principal in his certificate.
+Method: a header of the call is taken for the principal in the certificate.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
 
 
 def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on the same log, and whatever he sends."""
+    """Also on the same log, and whatever it sends."""
     has_bytes, goes_on = asyncio.Event(), asyncio.Event()
     append = Pump._append
 

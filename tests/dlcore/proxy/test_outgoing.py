@@ -142,7 +142,7 @@ def test_what_grpc_has_of_those_that_were_ended_is_counted(
             await asyncio.sleep(0)
         assert [each.was_sent for each in (first, second, other)] == [True, True, False]
         assert not second.task.done(), "its room will not be needed"
-        first.takes.set()  # which lets go of it
+        first.takes.set()  # which drops it
         await until(lambda: other.was_sent)
         assert sending.size_bytes == 10
         assert not second.task.done()

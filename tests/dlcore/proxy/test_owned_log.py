@@ -279,7 +279,7 @@ async def owned(cluster: MemoryCluster, name: str, **config: Any) -> OwnedLog:
 @pytest.mark.parametrize("has_left", [False, True])
 @pytest.mark.parametrize("judged", ["gap", "incarnation", "condition"])
 def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_left: bool) -> None:
-    """What the next owner took is no gap, and whoever began there is not fenced."""
+    """A batch that the next owner took is no gap, and a producer that began there is not fenced."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         stale = await owned(cluster, "stale", segment_age_max_s=1)

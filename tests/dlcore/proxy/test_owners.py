@@ -67,7 +67,7 @@ def test_what_is_owned_is_told_by_every_proxy() -> None:
 
 
 def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None:
-    """Nobody holds it there; what somebody owns there is named all the same, for he writes it."""
+    """No process holds it there; an owner there is still named, for it writes the log."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -123,7 +123,7 @@ async def where_sent(client: Client, here: str, name: str, **options: object) ->
 
 
 def test_the_logs_of_one_where_nobody_listens_are_taken_at_once() -> None:
-    """Once a client says that it did not reach it; should it live all the same, it is fenced."""
+    """Once a client says that it did not reach it; if it should live, it is fenced."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -270,7 +270,7 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
 
 @pytest.mark.parametrize("what", ["lost", "wanted", "changed"])
 def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: str) -> None:
-    """A proxy that has let go of a log and takes it again is told of what was before."""
+    """A proxy that has released a log and takes it again learns its earlier state."""
 
     async def body() -> None:
         async with memory_cluster() as cluster:

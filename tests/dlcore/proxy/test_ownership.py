@@ -26,7 +26,7 @@ def ownership() -> Ownership:
 
 
 def test_a_log_goes_through_its_states(ownership: Ownership) -> None:
-    """Who asks meanwhile waits."""
+    """A client that asks meanwhile waits."""
     live = (ME,)
     assert ownership.ask("x", live) is Verdict.ACQUIRE
     assert ownership.ask("x", live) is Verdict.WAIT
@@ -59,7 +59,7 @@ def test_the_logs_of_others_are_elsewhere(ownership: Ownership) -> None:
     assert ownership.ask("x", ()) is Verdict.NOBODY
 
 
-def test_what_is_owned_stays_whoever_comes(ownership: Ownership) -> None:
+def test_owned_logs_stay_when_proxies_come(ownership: Ownership) -> None:
     """A list that changes moves nothing that is written."""
     log = log_of(OTHER)
     assert ownership.ask(log, (ME,)) is Verdict.ACQUIRE

@@ -255,7 +255,7 @@ def test_an_append_on_a_condition() -> None:
 
 
 def test_a_fenced_proxy_judges_no_condition() -> None:
-    """It knows of no record that others wrote since: it lets go of the log, and looks anew."""
+    """It knows of no record that others wrote since: it releases the log, and looks anew."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

@@ -1,4 +1,4 @@
-"""Producers whose log others append to atomically: each record once, whoever owns it then."""
+"""Producers whose log others append to atomically: each record once, under any owner."""
 
 from __future__ import annotations
 

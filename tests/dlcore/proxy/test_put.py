@@ -66,7 +66,7 @@ def test_what_is_acknowledged_is_in_the_log_in_order() -> None:
 
 
 def test_records_of_many_streams_share_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits goes in the next entry, whoever sent it; each stream keeps its order."""
+    """Waiting records of all streams go in the next entry; each stream keeps its order."""
     append, accept = Pump._append, OwnedLog.accept
 
     async def scenario(served: Proxies) -> None:
@@ -253,7 +253,7 @@ def test_a_released_log_has_all_that_was_accepted() -> None:
 def test_what_is_taken_while_a_stream_parts_is_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A batch that was on its way to a log when that was let go of, and came a second time."""
+    """A batch that was on its way to a log at its release, and came a second time."""
     accept, arrived, may_go_on = OwnedLog.accept, asyncio.Event(), asyncio.Event()
 
     async def late(log: OwnedLog, batch: pa.RecordBatch, mark: Mark | None = None) -> Accepted:

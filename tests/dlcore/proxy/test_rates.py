@@ -62,7 +62,7 @@ def test_a_stream_to_several_logs_has_one_rate_of_its_own() -> None:
 
 
 def test_who_would_wait_too_long_is_refused_and_told_when_to_come() -> None:
-    """He takes nothing: whoever waits has the debt of those before him only."""
+    """A refused stream takes nothing: a waiting one has the debt of those before it only."""
     rates = Rates(log=Rate(records_per_s=10), stream=Rate(bytes_per_s=1), wait_max_s=2)
     stream = rates.join("a", None)
     assert stream.take(1000, 0, now_s=0) == 0  # of any size, when nothing is owed
@@ -105,7 +105,7 @@ def test_what_passes_keeps_to_the_rate(batches: list[tuple[int, float, int]]) ->
             assert 0 <= delay_s <= 5
             passed.append((now_s + delay_s, records))
     assert all(after_s > 5 for after_s in refused)
-    assert passed == sorted(passed, key=lambda each: each[0])  # in turn, whoever it was
+    assert passed == sorted(passed, key=lambda each: each[0])  # in turn, over all streams
     for index, (begin_s, _) in enumerate(passed):
         for end, (end_s, last) in enumerate(passed[index:], index):
             total = sum(records for _, records in passed[index : end + 1])

@@ -195,7 +195,7 @@ def test_one_from_beyond_the_end_waits_for_its_record() -> None:
 
 
 def test_one_who_stands_still_is_spared_five_times_and_then_left_behind() -> None:
-    """Meanwhile others' runs leave before his, though they are newer."""
+    """Meanwhile runs of other readers leave before its own, though they are newer."""
     budget = RingBudget(30)
     slow, fast = budget.open_ring(DLSN.INITIAL), budget.open_ring(DLSN.INITIAL)
     reader = slow.join(DLSN.INITIAL)

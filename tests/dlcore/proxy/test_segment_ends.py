@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def test_a_stalled_reader_has_all_though_it_is_truncated_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """He was sent the last record of the segment; what he would ask for next is not wanted."""
+    """It got the last record of the segment; the records behind that are not wanted."""
     monkeypatch.setattr(delivery, "STALL_S", 0.0)
 
     async def scenario(served: Proxies) -> None:

@@ -63,8 +63,8 @@ def test_a_call_that_ended_is_no_defect() -> None:
 
 
 def test_who_is_refused_while_he_sends_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if more is on its way than gRPC takes of a stream that nobody reads."""
-    # Whoever sends here never pauses, and says when he has sent all; a busy machine pauses.
+    """Also if more is on its way than gRPC takes of a stream that is not read."""
+    # The client here never pauses, and says when it has sent all; a busy machine pauses.
     monkeypatch.setattr(calls, "_DROPPED_S", 60.0)
     monkeypatch.setattr(calls, "_QUIET_S", 60.0)
 

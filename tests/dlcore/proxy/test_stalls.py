@@ -1,7 +1,7 @@
 """Logs that take records slowly or not at all: what a proxy holds for them, and what it says.
 
 Goal: who is not served holds little, whatever is sent, and is told when to come again.
-Method: the writer of one log stands still, by a patch, until it is let go on.
+Method: the writer of one log stands still, by a patch, until it is released.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Still:
-    """The log "still" takes nothing until it is let go on; then each entry takes a while."""
+    """The log "still" takes nothing until it is released; then each entry takes a while."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.goes_on = asyncio.Event()

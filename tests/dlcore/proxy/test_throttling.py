@@ -66,7 +66,7 @@ def test_who_would_wait_too_long_is_refused_after_what_was_accepted() -> None:
 
 
 def test_a_delayed_stream_does_not_hold_up_a_release() -> None:
-    """What it was about to send is dropped, and it is told that the log is let go of."""
+    """Its next records are dropped, and the answer says that the log is released."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(log_records_per_s=1.0, throttle_max_s=1000.0)

@@ -35,7 +35,7 @@ Headers = tuple[tuple[str, str | bytes], ...]
 
 @pytest.fixture
 def issuer(caplog: pytest.LogCaptureFixture) -> Iterator[Issuer]:
-    """Who signs; no token that he signed is in what was logged at any level."""
+    """The signer; no token that it signed is in a log line of any level."""
     caplog.set_level(logging.DEBUG)
     issuer = Issuer()
     yield issuer
@@ -99,7 +99,7 @@ async def refusal(client: Client, metadata: Headers) -> str:
 
 
 def test_a_user_is_known_by_a_token(settings: dict[str, Any], issuer: Issuer) -> None:
-    """Whatever the letters of the scheme; quotas are his own, also if others come from his host."""
+    """In any case of the scheme; each user has its own quotas, also beside others on its host."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(**settings, principal_streams_max=1)
@@ -218,7 +218,7 @@ def test_rights_of_a_call_that_a_draining_proxy_forwards_are_not_known(
 
 
 def test_a_proxy_that_checks_no_tokens_refuses_them(issuer: Issuer) -> None:
-    """Who sends one must not believe that it protects him."""
+    """The user that sends one must not believe that it protects the connection."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

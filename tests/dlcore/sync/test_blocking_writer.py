@@ -128,7 +128,7 @@ def test_what_is_refused_at_the_moment_waits_for_the_next_call(log: Refusing) ->
 
 
 def test_a_refused_writer_keeps_no_more_than_a_buffer_and_a_batch(log: Refusing) -> None:
-    """Whoever goes on writing is refused, from then on each time."""
+    """A caller that goes on writing is refused, from then on each time."""
     writer = log.open(replace(CONFIG, buffer_bytes=300))
     log.error = NOT_READY
     taken: Counter[bool] = Counter()

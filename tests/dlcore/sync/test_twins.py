@@ -1,7 +1,7 @@
 """The blocking classes beside their async twins: the same calls, with the same arguments.
 
-Goal: whoever knows one face knows the other one.  Method: compare their signatures; what differs on
-purpose is listed here, with the reason.
+Goal: a user that knows one face knows the other one.  Method: compare their signatures; what
+differs on purpose is listed here, with the reason.
 """
 
 from __future__ import annotations

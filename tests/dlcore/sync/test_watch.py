@@ -46,7 +46,7 @@ def on_namespaces(
 
 
 class Told:
-    """Who applies changes to the names it knows."""
+    """A user of watches, which applies changes to the names it knows."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
@@ -205,7 +205,7 @@ def test_a_look_that_is_longer_than_the_time_goes_on() -> None:
 
 
 def test_a_watch_is_closed_in_the_middle_of_a_look() -> None:
-    """Whoever waits for it is told."""
+    """A caller that waits for it gets an error."""
 
     async def body(
         cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace

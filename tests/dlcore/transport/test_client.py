@@ -182,7 +182,7 @@ LIES: list[list[Message | bytes]] = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_whoever_breaks_the_protocol_is_no_bookie(lie: list[Message | bytes]) -> None:
+def test_a_server_that_breaks_the_protocol_is_no_bookie(lie: list[Message | bytes]) -> None:
     """Answer a LAC read with what it cannot be answered with: unknown, and the connection ends."""
 
     async def scenario() -> None:

@@ -32,7 +32,7 @@ def test_closing_fails_every_pending_add() -> None:
 
 
 def test_closing_waits_for_adds_on_their_way(tmp_path: Path) -> None:
-    """Close a client that has not yet reached the bookie: the add arrives all the same."""
+    """Close a client that has not yet reached the bookie: the add still arrives."""
 
     async def scenario() -> None:
         is_known = asyncio.Event()

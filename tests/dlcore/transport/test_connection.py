@@ -73,7 +73,7 @@ def test_a_bookie_that_asks_for_a_sign_of_life_gets_it() -> None:
 
 
 def test_a_bookie_that_takes_nothing_is_sent_no_sign_of_life() -> None:
-    """Its questions would otherwise fill the memory of whoever answers them."""
+    """Its questions would otherwise fill the memory of the bookie, which answers them."""
 
     def ask_back(message: Message) -> list[Message | bytes]:
         return [Ping(message.request_id), *answer(message)] if isinstance(message, ReadLac) else []

@@ -173,7 +173,7 @@ def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closing_ends_a_trial() -> None:
-    """Nothing is left behind, whoever waits."""
+    """Nothing is left behind, also if callers wait."""
 
     async def scenario() -> None:
         store = MemoryTree().connect()

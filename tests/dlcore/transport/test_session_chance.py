@@ -184,7 +184,7 @@ class World:
             self.handle(GivenUp(BookieUnavailableError("given up")))
 
     def wait(self) -> None:
-        """Let time go by, and what is due come."""
+        """Let time pass, and let due events come."""
         self.now_s += self.rng.choice([0.1, 1.0, 4.0])
         for kind, at_s in list(self.due.items()):
             if self.due.get(kind, self.now_s + 1) <= self.now_s:

@@ -229,7 +229,7 @@ def test_files_that_need_each_other_are_given_together(given: dict[str, str], re
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    """Who reads the error knows which file to mend, and no passphrase is asked for."""
+    """The error names the file to mend, and no passphrase is asked for."""
     tls = make_tls(tmp_path / "tls").client
     assert TlsFiles.of(ca="", cert="", key="") is None
     (tmp_path / "empty.pem").touch()

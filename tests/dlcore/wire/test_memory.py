@@ -165,7 +165,7 @@ def test_unused_memory_goes_when_other_sizes_need_room() -> None:
 
 
 def test_free_memory_is_forgotten_and_what_is_in_use_is_not() -> None:
-    """A server that is idle gives it back; whoever still looks at his keeps it."""
+    """A server that is idle gives it back; a holder of a view keeps its memory."""
     memory = ReceiveMemory(4 * SIZE)
     held, _free = memory.take(SIZE), memory.take(SIZE)
     held[:4] = b"held"

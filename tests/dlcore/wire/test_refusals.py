@@ -129,7 +129,7 @@ def test_only_what_a_read_is_sent_takes_of_its_window() -> None:
 def test_a_client_enters_only_where_it_is_meant_and_understood(
     welcome: Message, error: type[BookieError], message: str
 ) -> None:
-    """Who answers is checked, not only who was called."""
+    """The answering bookie is checked, not only the called one."""
     end = new_client(is_open=False)
     feed(end, encode(welcome))
     with pytest.raises(error, match=message) as caught:

@@ -1,4 +1,4 @@
-"""The full replica check: what it has done it does not do again, whoever audits next."""
+"""The full replica check: no ledger is checked twice in a round, under any auditor."""
 
 from __future__ import annotations
 

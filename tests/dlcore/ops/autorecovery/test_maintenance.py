@@ -253,7 +253,7 @@ def test_a_cookie_is_deleted_only_while_its_bookie_is_not_registered() -> None:
 
 
 def test_a_damaged_cookie_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever asks which bookies there are is told of it, and gets the rest."""
+    """A caller that lists the bookies gets a line about it, and the rest."""
 
     async def scenario(cluster: Cluster) -> None:
         a, b, c = (each.bookie for each in list(cluster.bookies.values())[:3])

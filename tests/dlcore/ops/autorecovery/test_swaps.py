@@ -1,4 +1,4 @@
-"""Goal: whoever works with a ledger while its ensembles change goes on, safely.
+"""Goal: clients that use a ledger while its ensembles change go on, safely.
 
 Method: writers, recoverers, readers and other workers on the memory cluster, in virtual time.
 """

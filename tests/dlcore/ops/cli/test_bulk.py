@@ -76,7 +76,7 @@ def test_bytes_go_in_and_come_out(shell: Shell, log: str, tmp_path: Path) -> Non
 
 
 def test_a_stream_is_durable_while_its_input_pauses(shell: Shell, log: str) -> None:
-    """Who writes it need not end it for others to read what came so far."""
+    """The writer need not end it for others to read what came so far."""
     command = [sys.executable, "-m", "dlcore.ops.cli", "--uri", shell.uri, "log", "write", log]
     writer = subprocess.Popen([*command, "--stream"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

@@ -85,7 +85,7 @@ def test_retention(shell: Shell, log: str, two_records: str) -> None:
 
 
 def test_what_goes_by_a_setting_is_said(shell: Shell, log: str, two_records: str) -> None:
-    """Whichever command sets it, also of a log whose truncated records alone go by their age."""
+    """For each command that sets it, also for a log with explicit truncation."""
     shell.text("log", "write", log, "--file", two_records)
 
     def told(*arguments: str) -> str:
@@ -143,7 +143,7 @@ def test_ages_are_told_in_the_largest_unit() -> None:
 
 
 def test_a_bookie_is_held_read_only(shell: Shell, log: str) -> None:
-    """It gets no new ledgers until it is let go."""
+    """It gets no new ledgers until the command ends that."""
 
     def states() -> dict[str, str]:
         return {row["name"]: row["state"] for row in shell.json("bookie", "list")}

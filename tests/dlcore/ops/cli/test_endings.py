@@ -248,7 +248,7 @@ def in_bash(script: str, uri: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_command_is_forgotten() -> None:
-    """Whoever adds one says how it is called."""
+    """The author of a command says here how it is called."""
     assert sorted(leaves()) == sorted(ARGUMENTS)
 
 
@@ -265,7 +265,7 @@ def test_help_without_an_output(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_outputs_that_are_gone(sandbox: Sandbox, tmp_path: Path) -> None:
-    """A full disk is told, a reader that left is not; neither leaves a traceback."""
+    """A full disk is reported, a reader that left is not; neither leaves a traceback."""
     world = World(sandbox, tmp_path)
     wanted = [("full", world.arguments(each)) for each in sample(ARGUMENTS, 2 * SAMPLE)]
     wanted += [("left", world.arguments(each)) for each in sample(ARGUMENTS, SAMPLE)]

@@ -328,7 +328,7 @@ def test_ledgers_against_logs(
     exit_code, out, err = shell.outcome("ledger", "audit", "--delete", "--yes")
     assert exit_code == EXIT_FAILED
     assert "damaged" in out
-    assert "nobody knows which ledgers they have" in err
+    assert "unknown which ledgers they have" in err
     assert shell.json("ledger", "show", str(second))["state"] == "closed"
     shell.text("log", "create", "other")
     write_segments(shell, "other", tmp_path, 1)

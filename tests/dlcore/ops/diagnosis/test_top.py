@@ -56,7 +56,7 @@ def test_a_first_look_has_no_rates() -> None:
 
 
 def test_the_lag_is_that_of_the_last_subscriber() -> None:
-    """Whoever is far behind comes before quiet logs."""
+    """A log with a subscriber far behind comes before quiet logs."""
     logs = {"a": snapshot_of((4,)), "b": snapshot_of((4,), log="b")}
     subscribers = {"b": [DLSN(1, 3, 0), DLSN(1, 1, 0)]}
     rows = viewed(Look(at_s=1.0, logs=logs, subscribers=subscribers)).logs

@@ -104,7 +104,7 @@ def test_values_up_to_the_promised_size(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    """Nothing is started, and whoever has it is not disturbed."""
+    """Nothing is started, and the process that has it is not disturbed."""
     with socket.create_server((HOST, 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"port {port} of {HOST} is taken"):

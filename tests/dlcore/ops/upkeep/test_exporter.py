@@ -188,7 +188,7 @@ def test_a_damaged_log_and_a_damaged_export(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_nothing_is_made_or_deleted_before_a_restore_is_accepted() -> None:
-    """Who tries a restore beside the living cluster leaves its exports alone."""
+    """A restore that is tried beside the living cluster leaves its exports alone."""
 
     async def body(at: Exporting) -> None:
         store, paths = at.context.store, at.context.paths

@@ -483,7 +483,7 @@ def expected_after(
 def test_anything_may_happen_at_any_step(change: Callable[[Scene], Awaitable[None]]) -> None:
     """Before requests of a merge in turn; then records, counts and ledgers are right.
 
-    Each change comes before every `STRIDE`th request; between them all requests are met.
+    Each change comes before every `STRIDE`th request; together they cover all requests.
     """
 
     interrupt_at_each(Scene, change, appends=8)

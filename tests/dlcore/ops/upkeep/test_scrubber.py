@@ -61,7 +61,7 @@ class Scrubbed:
         return f"{ledger.folder}/{ledger.objects[1].name}"
 
     async def pass_all(self) -> int:
-        """Let a whole pass go by; return how many objects were damaged."""
+        """Let a whole pass end; return how many objects were damaged."""
         damaged = 0
         for _ in range(120):
             self.scene.pass_time(10_000)

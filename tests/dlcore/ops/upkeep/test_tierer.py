@@ -460,7 +460,7 @@ def test_objects_that_are_being_written_are_no_strays() -> None:
 def test_anything_may_happen_at_any_step(change: Callable[[Scene], Awaitable[None]]) -> None:
     """Before requests in turn, to the metadata and to the objects; then all is right.
 
-    Each change comes before every `STRIDE`th request; between them all requests are met.
+    Each change comes before every `STRIDE`th request; together they cover all requests.
     """
 
     interrupt_at_each(TierScene, change, appends=6)

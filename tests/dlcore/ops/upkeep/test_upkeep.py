@@ -228,7 +228,7 @@ def test_a_sweep_removes_what_nobody_needs() -> None:
 def test_what_is_damaged_keeps_a_sweep_from_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is told, and records of commits still go by their age."""
+    """The damage is logged, and records of commits are still removed by their age."""
 
     async def body(scene: Scene) -> None:
         context, clock = scene.merging._context, scene.cluster.clocks[scene.merging_name]

@@ -356,7 +356,7 @@ def test_an_earlier_coordinator_stores_nothing_more(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_group_is_of_one_principal(users: dict[str, Any], issuer: Issuer) -> None:
-    """Who may not read a log stores no position, and nobody joins the group of another."""
+    """A user without the right to read stores no position, and joins no group of another user."""
 
     async def scenario(served: Proxies) -> None:
         direct = await served.cluster.open("operator")

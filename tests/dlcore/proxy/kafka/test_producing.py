@@ -358,7 +358,7 @@ def test_a_lost_log_may_have_the_records() -> None:
 
 
 def test_an_offset_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records are durable all the same."""
+    """The records are durable nevertheless."""
 
     async def fails(*_: object) -> None:
         raise DLError("no bookie answers")

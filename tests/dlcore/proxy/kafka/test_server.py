@@ -281,7 +281,7 @@ def test_rows_of_typed_logs(form: str) -> None:
 
 @pytest.fixture
 def issuer() -> Issuer:
-    """Who signs the tokens of all users."""
+    """The signer of the tokens of all users."""
     return Issuer()
 
 

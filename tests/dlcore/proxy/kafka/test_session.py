@@ -205,7 +205,7 @@ def test_records_are_answered_later(version: int) -> None:
     request = kind(transactional_id=None, acks=0, timeout=filled(kind).timeout, topic_data=())
     (end,) = session.handle(Received(frame_of(request)))
     assert end == Close(
-        "records with acks=0: expected -1, since what is refused must be told",
+        "records with acks=0: expected -1, since a refusal needs an answer",
         to_do="set acks=all in the client, which takes records for written that are lost",
     )
 

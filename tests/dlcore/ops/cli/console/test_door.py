@@ -163,7 +163,7 @@ def test_columns_that_a_log_has_not() -> None:
 
 
 def test_positions_that_were_truncated_are_gone() -> None:
-    """Who asks for one is told, and does not get what follows as if nothing lacked."""
+    """A client that asks for one gets an error, and not the next records as if none lacked."""
 
     async def scenario(proxies: Proxies) -> None:
         await proxies.start()
@@ -258,7 +258,7 @@ def test_streams_go_on_behind_the_last_event(monkeypatch: pytest.MonkeyPatch) ->
             async with await open_namespace(proxies.servers[0].location) as namespace:
                 await caller.append(b"2", "2")
                 assert (await next_event(stream))[2]["value"] == "2"
-                await namespace.rename_log("clicks", "clicks2")  # the owner lets go of it
+                await namespace.rename_log("clicks", "clicks2")  # the owner releases it
                 await namespace.rename_log("clicks2", "clicks")
                 _, third = await caller.append(b"3", "3")
                 assert third["last"].split(":")[0] > first["last"].split(":")[0]
@@ -275,7 +275,7 @@ def test_streams_go_on_behind_the_last_event(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def issuer() -> Issuer:
-    """Who signs the tokens of users."""
+    """The signer of the tokens of users."""
     return Issuer()
 
 

@@ -242,7 +242,7 @@ def test_a_tail_begins_near_the_end_and_follows() -> None:
 
 
 def test_a_tail_of_columns() -> None:
-    """Rows come by column."""
+    """Rows come as columns."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -289,7 +289,7 @@ def test_tails_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def issuer() -> Issuer:
-    """Who signs the tokens of users."""
+    """The signer of the tokens of users."""
     return Issuer()
 
 
