@@ -111,7 +111,7 @@ def test_a_long_test_keeps_one_behind_it(start: Start) -> None:
 
 
 def test_a_worker_stays_in_a_file(start: Start) -> None:
-    """While there are tests of it; the last worker begins at the end, and who is done helps."""
+    """While there are tests of it; the last worker begins at the end, and idle ones help."""
     tests = [f"tests/test_{number}.py::test[{each}]" for number in range(6) for each in range(20)]
     scheduling, workers = start(tests, 3)
     while able := [worker for worker in workers if worker.can_run]:

@@ -295,7 +295,7 @@ def test_who_does_not_shake_hands_in_time_is_told_so(tmp_path: Path) -> None:
 def test_who_was_refused_gets_nothing_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A follower who broke the protocol, and does not hang up: news are no defect to be logged."""
+    """A follower that broke the protocol, and does not hang up: news are no defect to be logged."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served, raw_connection(served.address) as end:

@@ -193,7 +193,7 @@ def test_a_storage_gives_many_entries_at_once_wherever_they_are() -> None:
 
 
 def test_large_entries_are_given_at_once_too() -> None:
-    """As many as fit; where none does it is told what one needs, and nothing is read."""
+    """As many as fit; where none does the answer says what one needs, and nothing is read."""
 
     async def main() -> None:
         frames = [make_frame(1, entry_id, os.urandom(20_000)) for entry_id in range(8)]
@@ -221,7 +221,7 @@ def test_large_entries_are_given_at_once_too() -> None:
 
 
 def test_what_was_found_for_the_next_chunk_is_bounded_and_no_answer_by_itself() -> None:
-    """Readers who never go on cost little; one who does finds damage, and its repair."""
+    """Readers that never go on cost little; one that does finds damage, and its repair."""
 
     async def main() -> None:
         frames = frames_of(0, 200)

@@ -314,7 +314,7 @@ def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_stream_that_has_all_is_told_of_the_storages_end(is_closed: bool) -> None:
-    """Goal: who waits for a new entry does not wait for one that cannot come any more."""
+    """Goal: a follower does not wait for a new entry that cannot come any more."""
 
     async def main() -> None:
         disk = MemoryDisk()

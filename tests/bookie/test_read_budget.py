@@ -26,7 +26,7 @@ READS = st.lists(
 
 
 def test_who_waits_gets_its_turn() -> None:
-    """Nobody overtakes, also who wants less."""
+    """No reader overtakes, also if it wants less."""
 
     async def main() -> None:
         waits: list[int] = []
@@ -54,7 +54,7 @@ def test_who_waits_gets_its_turn() -> None:
 
 
 def test_a_chunk_is_a_share_of_what_is_free() -> None:
-    """So many who read much leave room for one more; nobody gets less than a small chunk."""
+    """So many readers of much leave room for one more; none gets less than a small chunk."""
     mib = 1 << 20
     budget = ReadBudget(64 * mib, on_wait=lambda: None)
 

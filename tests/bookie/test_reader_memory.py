@@ -64,7 +64,7 @@ def memory_mb(pid: int) -> float:
 def test_readers_that_stand_still_cost_their_windows(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
 ) -> None:
-    """Goal: the bound of the bookie's memory; afterwards a reader who reads gets everything."""
+    """Goal: the bound of the bookie's memory; afterwards a reader that reads gets everything."""
 
     async def scenario() -> None:
         uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"

@@ -1,4 +1,4 @@
-"""Large payloads that are not whole: so much of them at once, in turn, and who holds it goes on.
+"""Large payloads that are not whole: so much of them at once, in turn, and a holder goes on.
 
 Goal: clients that send parts of adds cost a bookie a bounded memory, all of them together, and hold
 up nobody for long.  Method: the budget itself, and a bookie whose clients stop in the middle.
@@ -30,7 +30,7 @@ ENTRY_BYTES = 1_000_000
 
 
 def test_who_waits_gets_its_turn() -> None:
-    """Nobody overtakes; who goes away wants nothing; if nobody holds any, any size is right."""
+    """No client overtakes; one that leaves wants nothing; if none holds any, any size is right."""
 
     async def scenario() -> None:
         waits: list[int] = []

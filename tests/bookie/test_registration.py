@@ -65,7 +65,7 @@ async def boot(disk: Disk, store: MemoryStore, cluster_id: str, name: str) -> Bo
     if "0000000001.log" not in disk.names():
         await disk.write_file("0000000001.log", b"data")
     await begin_life(disk, store, PATHS, cookie, clock=CLOCK)
-    return replace(cookie, life=0, start="")  # who it is, however often it was started
+    return replace(cookie, life=0, start="")  # the same bookie, however often it was started
 
 
 def test_an_identity_is_made_once_and_kept() -> None:

@@ -240,7 +240,7 @@ def test_a_reader_gets_what_its_window_lets_through(tmp_path: Path) -> None:
 def test_one_budget_bounds_what_is_on_its_way_to_all_readers(tmp_path: Path) -> None:
     """Many readers take nothing: what the bookie holds for them stays below the budget.
 
-    Then one who reads comes, and is served.
+    Then one that reads comes, and is served.
     """
     budget, count, size = 2_000_000, 40, 200_000
 
@@ -286,7 +286,7 @@ def stand_still(served: ServedBookie) -> list[asyncio.Future[None]]:
 
 
 def test_many_connections_share_what_is_in_flight(tmp_path: Path, trusting: None) -> None:
-    """One alone has its whole bound; of many each has a share, and who comes last has some.
+    """One alone has its whole bound; of many each has a share, and the last one has some.
 
     What was in flight is free again when it is settled, also of connections that are gone.
     """

@@ -323,7 +323,7 @@ def test_a_client_that_receives_nothing_is_given_up() -> None:
 def relieve(
     bench: Bench, now_s: float, held_s: float, *, reads: bool = False, adds: bool = False
 ) -> list[Effect]:
-    """Let others wait, who give a client a second, and five for a payload."""
+    """Let others wait, which give a client a second, and five for a payload."""
     return bench.handle(
         Relieve(
             unsent_bytes=70_000,

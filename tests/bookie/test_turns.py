@@ -1,4 +1,4 @@
-"""Turns among connections that have requests: who asks for little waits for few."""
+"""Turns among connections that have requests: a client of few bytes waits for few others."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_who_asks_for_little_comes_before_those_that_always_have_more(
 
 
 def test_a_defect_ends_one_connection_and_no_other() -> None:
-    """It is told, and the queue goes on."""
+    """The error is reported, and the queue goes on."""
 
     async def main() -> None:
         told: list[object] = []
@@ -159,7 +159,8 @@ def test_who_owes_nothing_waits_for_one_turn_of_another(
 
 
 def test_the_distrusted_wait_for_a_turn_in_a_while() -> None:
-    """One after the other; nobody else waits behind them, and who is trusted again is as others."""
+    """One after the other; others do not wait behind them, and one that is trusted again is as
+    others."""
 
     async def main() -> None:
         turns, taken = Turns(), list[Client]()
@@ -186,7 +187,7 @@ def test_the_distrusted_wait_for_a_turn_in_a_while() -> None:
 
 
 def test_the_distrusted_wait_also_if_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time between their turns is for others, who may come."""
+    """The time between their turns is for others, which may come."""
     monkeypatch.setattr(module, "_DISTRUSTED_PAUSE_S", 3600.0)
 
     async def main() -> None:

@@ -66,7 +66,7 @@ REPAIRERS = ("auto-recovery-1", "auto-recovery-2")
 PRODUCERS = "producers"
 PROXIES = ("proxy-1", "proxy-2", "proxy-3")
 CLIENTS = (*WRITERS, READER, RECOVERER, *REPAIRERS, PRODUCERS, *PROXIES)
-"""All processes that talk to bookies, and the producers, who talk to proxies."""
+"""All processes that talk to bookies, and the producers, which talk to proxies."""
 LOCKED, CONTENDED, SOLO = "chaos/locked", "chaos/contended", "chaos/solo"
 STAGED = ("chaos/staged-1", "chaos/staged-2")
 SCRATCH = "chaos/scratch"

@@ -1,4 +1,4 @@
-"""A stranger who reaches one bookie: LACs and entries that nobody wrote, bytes that mean nothing.
+"""A stranger that reaches one bookie: made-up LACs and entries, and bytes that mean nothing.
 
 It knows the ledgers that are open, for it reads the metadata, and no writer's secrets, for there
 are none: what it forges looks right to the bookie.  It does not know how many bytes a ledger has,

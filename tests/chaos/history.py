@@ -1,4 +1,4 @@
-"""The history of a run, by the account of those who wrote and read, and the judgement over it.
+"""The history of a run, by the account of its writers and readers, and the judgement over it.
 
 The checker knows nothing of the system's own state.  Writers note each append before they hand it
 over and each acknowledgement after they have it; readers note what they were given; at the end

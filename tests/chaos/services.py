@@ -194,7 +194,7 @@ class BookieService(Service):
 
     @property
     def incarnation(self) -> str | None:
-        """Whose data the latest process serves, once it has said so."""
+        """The data that the latest process serves, once it has said so."""
         match = _SERVING.search(self.output)
         return None if match is None else match[1]
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what `function` returns in a thread; who is cancelled meanwhile waits for its end.
+    """Return what `function` returns in a thread; a cancelled caller waits for its end.
 
     So nothing is started by a thread after everything was stopped.
     """

@@ -137,7 +137,7 @@ class Churn:
         life.written.gone.update(range(held + 1, below))
 
     async def _insist(self, ask: Callable[[Namespace], Awaitable[None]]) -> None:
-        """Ask until nothing fails: who is needed may be away."""
+        """Ask until nothing fails: a server that is needed may be away."""
         while True:
             try:
                 async with await self._open() as namespace:

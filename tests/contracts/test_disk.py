@@ -163,7 +163,7 @@ def test_without_spares_nothing_of_an_earlier_life_is_kept(open_disk: OpenDisk) 
 
 
 def test_a_recycled_file_is_gone_and_what_is_made_of_it_is_new(open_disk: OpenDisk) -> None:
-    """Goal: the earlier life shows behind the end at most, and only to who opens the file later."""
+    """Goal: the earlier life shows behind the end at most, and only after a new opening."""
     old = b"old life " * 2000
 
     async def recycle(disk: Disk) -> None:

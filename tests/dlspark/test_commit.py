@@ -1,4 +1,4 @@
-"""Identities of appends: who counts as the same write, and in which order tasks' extents go.
+"""Identities of appends: which runs count as the same write, and in which order tasks' extents go.
 
 Goal: a replay is recognised, two different writes never are one.  Method: exact cases.
 """

@@ -138,7 +138,7 @@ def test_no_log_at_all_and_one_later() -> None:
 
 
 def test_deleted_log_is_a_loss_and_keeps_its_position() -> None:
-    """The loss names the log; who goes on is told once, and again if it came back meanwhile."""
+    """The loss names the log; a query logs it once, and again if it came back meanwhile."""
     start, _ = initial(a="1:0:0").advanced({"a": view("1:5:0")})
     end, losses = start.advanced({"a": None})
     assert (end.logs, end.gone) == (start.logs, frozenset("a"))

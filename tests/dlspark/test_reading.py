@@ -167,7 +167,7 @@ def test_a_log_that_is_renamed_while_it_is_read(
 def test_a_loss_that_nobody_can_count_is_told_about(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The records before an entry in the middle of an extent are known to who reads it only."""
+    """The records before an entry in the middle of an extent are known only to its reader."""
     (segment,) = PLANNED.scans(DLSN(2, 0, 0), DLSN(2, 4, 0))
     first, second = segment.split(2)
     assert (first_sequence_id(first), end_sequence_id(first)) == (30, None)

@@ -70,7 +70,7 @@ def payloads(namespace: Namespace, log: str) -> list[bytes]:
 
 
 def test_a_proxy_without_keys_says_so(sandbox: Sandbox, tmp_path: Path) -> None:
-    """To who reads, who writes and who appends; none of it is tried until patience ends."""
+    """To readers, writers and appends; none of it is tried until patience ends."""
     where, log = write_keys(tmp_path / "keys", "k"), f"keyless/{uuid4().hex}"
     with ExitStack() as stack:
         namespace = stack.enter_context(open_namespace(sandbox.uri, encryption_keys=where))

@@ -360,7 +360,7 @@ def test_idle_readers_and_truncated_records(namespace_uri: str) -> None:
 
 
 def test_many_logs_as_one(namespace_uri: str) -> None:
-    """By transaction id; who leaves the loop reads on behind it, also with another reader."""
+    """By transaction id; after the loop reads go on behind it, also with another reader."""
     names = ["sync/even", "sync/odd"]
     with open_namespace(namespace_uri) as namespace:
         for first, name in enumerate(names):

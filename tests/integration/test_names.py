@@ -47,7 +47,7 @@ def test_a_log_is_renamed(namespace_uri: str) -> None:
 
 
 def test_logs_are_watched(namespace_uri: str) -> None:
-    """What another client does is told: to who iterates, takes, or listens."""
+    """Changes of another client reach loops, takes and listeners."""
     with open_namespace(namespace_uri) as namespace, open_namespace(namespace_uri) as other:
         other.create_log("watched/a")
         heard: queue.Queue[LogChange] = queue.Queue()

@@ -51,7 +51,7 @@ async def write_one_by_one(stream: Stream, acked: asyncio.Semaphore) -> None:
 
 
 def test_idle_streams_cost_little(sandbox: Sandbox) -> None:
-    """A client that writes beside them is served, and so are those who wake up."""
+    """A client that writes beside them is served, and clients that wake up are, too."""
 
     async def scenario(location: str, pid: int) -> None:
         logs = [f"idle/{uuid4().hex}" for _ in range(CONNECTIONS)]

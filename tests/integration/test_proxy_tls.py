@@ -1,4 +1,4 @@
-"""Proxies whose port speaks TLS: who reaches them, with which files."""
+"""Proxies whose port speaks TLS: clients that reach them, and their files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def serving(files: TlsFiles, *more: str) -> list[str]:
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """Whom both ends trust."""
+    """The authority that both ends trust."""
     return Authority(tmp_path / "authority")
 
 

@@ -58,7 +58,7 @@ def test_no_batch_is_empty(log: DistributedLogManager) -> None:
 
 
 def test_streams_that_others_scan(log: DistributedLogManager) -> None:
-    """DuckDB and Polars take the range as it is; who needs a few rows does not read all."""
+    """DuckDB and Polars take the range as it is; a query of a few rows does not read all."""
     rows = log.read()
     query = "select count(*), min(txid), max(sequence_id) from rows where txid >= 100"
     assert duckdb.execute(query).fetchall() == [(COUNT - 100, 100, COUNT - 1)]

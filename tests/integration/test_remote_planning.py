@@ -128,7 +128,7 @@ def test_planned_and_read_remotely(
 def test_snapshots_that_are_taken_again(
     direct: Namespace, remote: Namespace, logs: list[str]
 ) -> None:
-    """They are those of who asks for all, after writes, truncation, deletion and a new log."""
+    """They are those of a call for all, after writes, truncation, deletion and a new log."""
     name = logs[0]
     log = direct.open_log(name)
 

@@ -108,7 +108,7 @@ def _silence() -> Iterator[None]:
 
 
 def test_owners_are_killed_stand_still_and_leave(fresh_sandbox: Callable[..., Sandbox]) -> None:
-    """Nothing is lost, doubled, or out of the order of who sent it."""
+    """Nothing is lost, doubled, or out of the order of its sender."""
     sandbox = fresh_sandbox(proxies=0)
     with open_namespace(sandbox.uri) as namespace:
         namespace.create_log(LOG)

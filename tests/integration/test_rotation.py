@@ -92,7 +92,7 @@ def handshake(address: str, files: TlsFiles) -> tuple[int, bool]:
             shown = secure.getpeercert(binary_form=True)
             assert shown is not None
             serial = x509.load_der_x509_certificate(shown).serial_number
-            # gRPC sends its settings; a bookie waits for our HELLO; who refuses us closes.
+            # gRPC sends its settings; a bookie waits for our HELLO; an end that refuses us closes.
             return serial, bool(secure.recv(1))
     except TimeoutError:
         return serial, True

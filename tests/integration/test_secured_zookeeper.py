@@ -226,7 +226,7 @@ def test_who_is_refused_by_zookeeper_is_told_why(
 
 
 def test_the_certificates_of_secure_init_are_for_servers_too(tmp_path: Path) -> None:
-    """Its lines for zoo.cfg, and the settings of a client: who has none is not let in."""
+    """Its lines for zoo.cfg, and the settings of a client: a client without them is not let in."""
     with reserved_ports(1) as (port,):
         uri = f"distributedlog://127.0.0.1:{port}/dlog"
         command = ["secure", "init", str(tmp_path), "--client", "ingest", "--zookeeper-tls"]

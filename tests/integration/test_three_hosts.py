@@ -66,7 +66,7 @@ def payloads_of(namespace: Namespace, log: str) -> list[bytes]:
 
 
 def test_one_of_three_may_be_down(fresh_sandbox: Callable[..., Sandbox]) -> None:
-    """Segments, writers, appends and take-overs go on; who comes back gets what was written."""
+    """Segments, writers, appends and take-overs go on; a host that comes back gets the records."""
     cluster = fresh_sandbox(
         3,
         proxies=2,

@@ -1,4 +1,4 @@
-"""Bookies that speak TLS only, as processes: who reaches them by the commands and the library."""
+"""Bookies that speak TLS only, as processes: their clients, by the commands and the library."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_follower_sees_new_columns(namespace_uri: str) -> None:
 
 
 def test_a_scan_in_another_process_knows_the_schema(namespace_uri: str) -> None:
-    """Ranges carry it: who reads them asks bookies only."""
+    """Ranges carry it: their readers ask bookies only."""
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("typed/scan", schema=TRIPS)
         with namespace.begin_append("typed-scan", 1) as append:

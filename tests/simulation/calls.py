@@ -2,7 +2,7 @@
 
 A message that the network loses is sent again after a while, and what was behind it waits; some are
 never made good, and neither side is told.  Few messages wait to be taken.  A caller of a dead
-process is refused, or hears nothing; so is who was being served when it died.
+process is refused, or hears nothing; so is a caller that was being served when it died.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pipe:
         self._news.set()
 
     def break_off(self) -> None:
-        """Let nothing more arrive, and say so to who waits."""
+        """Let nothing more arrive, and say so to waiting callers."""
         self._is_broken = True
         self._news.set()
 
@@ -115,7 +115,7 @@ class Context:
         return _NO_MORE
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Return who calls: each has a certificate of its name."""
+        """Return the caller: each has a certificate of its name."""
         return {"x509_common_name": [self._caller.encode()]}
 
     def peer(self) -> str:

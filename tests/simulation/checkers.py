@@ -133,7 +133,7 @@ class Checkers:
         return read_ledger(node.value)
 
     def fenced_bookies(self, ledger_id: int) -> set[BookieId]:
-        """Return who ever told anybody that it fenced the ledger."""
+        """Return the bookies that ever told a client that they fenced the ledger."""
         return {bookie for bookie, each in self.records.items() if ledger_id in each.fenced}
 
     def _require(
@@ -255,7 +255,7 @@ class Checkers:
                 if entry_id >= growing_from and before.state != CLOSED:
                     continue  # its writer or its recovery may still change it
                 old = before.bookies_of(entry_id)
-                others = len(after.bookies_of(entry_id)) - len(old)  # who joined the ledger
+                others = len(after.bookies_of(entry_id)) - len(old)  # bookies that joined
                 names = [each.name for each in old] + others * ["nobody"]
                 for position in after.positions_of(entry_id):
                     bookie = ensemble.bookies[position]

@@ -45,7 +45,7 @@ class Judgement:
             if client.is_alive and client.tasks:
                 await asyncio.wait(list(client.tasks))
         if logs is not None:
-            self._note("waiting for who uses logs")
+            self._note("waiting for users of logs")
             await logs.finish()
         self._note("closing ledgers")
         final = world.new_client("final")

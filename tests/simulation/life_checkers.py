@@ -82,7 +82,7 @@ class _Life:
     """Somebody began to delete it."""
 
     def kept_lately(self) -> list[Kept]:
-        """Return what the settings said when somebody may have read them who acts now."""
+        """Return the settings that a process which acts now may have read."""
         since = now_ms() - DELAY_MS_MAX
         last = max(n for n, (at, _) in enumerate(self.kept) if at <= max(0, since))
         return [kept for _, kept in self.kept[last:]]
@@ -338,7 +338,7 @@ class LifeCheckers:
             require(
                 SUBSCRIBED,
                 holds=now.token not in {each.token for each in history},
-                message=f"{path} is moved to {now.dlsn} by who was replaced before",
+                message=f"{path} is moved to {now.dlsn} by a holder that was replaced before",
             )
             require(
                 SUBSCRIBED,

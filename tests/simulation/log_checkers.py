@@ -414,7 +414,7 @@ class LogCheckers:
             self._released_ms[ledger_id] = released_ms + kept_ms
 
     def _check_grace(self, ledger_id: int) -> None:
-        """L4: who reads by what the log was before a merge is not disturbed for some time."""
+        """L4: a reader with the log's state before a merge is not disturbed for some time."""
         released_ms = self._released_ms.get(ledger_id)
         if released_ms is not None and ledger_id in redacted_ledgers_in(self._redactions()):
             return

@@ -1,6 +1,6 @@
 """A typed log in some runs: its columns get more and wider, while it is written, merged and read.
 
-Who writes a row may know any version of the schema that there ever was, or one that its writer has
+A writer of a row may know any version of the schema that there ever was, or one that its writer has
 not heard of.  The log is appended to by the appenders and merged with the others, has writers and
 readers of its own, and is not renamed, truncated, sealed or deleted.
 """

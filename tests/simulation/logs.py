@@ -290,7 +290,7 @@ class Logs:
             work.result()
 
     async def _merge(self, process: LogProcess) -> None:
-        """Merge a log without asking who else does."""
+        """Merge a log without asking whether others do."""
         log = await self._some_log(process)
         await process.merger().merge(log._log)
         await asyncio.sleep(self._rng.uniform(0.0, 0.5))

@@ -119,9 +119,9 @@ class Plan:
     has_redactions: bool = False
     """Whether there is a log whose rows are redacted; see `redactions.py`."""
     mergers: int = 1
-    """How many processes merge logs without asking who else does."""
+    """How many processes merge logs without asking whether others do."""
     log_writers: int | None = None
-    """How many writers compete with those who append to logs at once; None: left to chance."""
+    """How many writers compete with those that append to logs at once; None: left to chance."""
     kept_down: int = 0
     """How many bookies are down from the beginning until everything heals."""
     scene: str = ""

@@ -1,6 +1,6 @@
 """Simulated bookies: the real identity, storage, registration and garbage collection of a bookie.
 
-A bookie process lives until it is killed, loses power or fails; who supervises it starts it again.
+A bookie process lives until it is killed, loses power or fails; its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class SimBookie:
     # Life
 
     async def start(self) -> None:
-        """Replay the disk and register; one that dies at it is started again by who asks again."""
+        """Replay the disk and register; one that dies at it is started again by the next caller."""
         if self.is_kept_down:
             return
         self._is_wanted = True

@@ -1,4 +1,4 @@
-"""Proxies in a run, and those who write and read logs through them.
+"""Proxies in a run, and the writers and readers of logs through them.
 
 A proxy is all that `dlcore.proxy` has below gRPC, in a process that dies, pauses, loses its session
 or leaves in good order; another one takes its place, at the same address or a new one.  Producers
@@ -273,7 +273,7 @@ class Proxies:
         self.rng = logs.world.rng
         self.log_checkers = logs.world.log_checkers
         self.checkers = ProxyCheckers(self.log_checkers)
-        self._at: dict[str, Proxy] = {}  # who serves at a location, or did last
+        self._at: dict[str, Proxy] = {}  # the proxy that serves at a location, or did last
         self._keeps_locations = self.rng.random() < 0.5
         self._rules = ChangingRules(logs) if logs.world.plan.has_rules else None
         self._clients: list[_Client] = []
@@ -376,7 +376,8 @@ class Proxies:
         return list(self._at)[-_KNOWN_MAX:]
 
     def at(self, location: str) -> Proxy:
-        """Return who serves at a location, or did last.  Raises: ProxyUnavailableError."""
+        """Return the proxy that serves at a location, or did last.  Raises:
+        ProxyUnavailableError."""
         if location not in self._at:
             raise ProxyUnavailableError(f"nobody serves at {location}")
         return self._at[location]

@@ -142,7 +142,8 @@ class Producer:
         raise AssertionError("it told none") from error
 
     def _check_end(self, end: End, location: str) -> None:
-        """P4: who is sent elsewhere is not sent to where it asked.  Raises: what ended it."""
+        """P4: a client is never sent on to where it asked.  Raises: the error that ended the
+        call."""
         if isinstance(end.error, LogElsewhereError):
             require(
                 LEADS_ON,

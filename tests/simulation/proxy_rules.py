@@ -57,7 +57,7 @@ Entered: TypeAlias = "Free | Entry"
 
 
 class ChangingRules:
-    """The rules of a run, and who changes them."""
+    """The rules of a run, and the process that changes them."""
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs

@@ -106,7 +106,7 @@ class Remote:
         return [each.payload for each in self._produced.told.values()]
 
     def on_read_back(self, written: Sequence[bytes], reading: Reading) -> None:
-        """P3: who reads the log from its start after a commit gets all of it."""
+        """P3: a reader of the log from its start after a commit gets all of it."""
         truncated, known = self._logs.truncated(self._key.log_id), self._logs.known
         there, places = {*reading.payloads}, known(self._key.log_id)
         missed = [

@@ -380,7 +380,7 @@ async def published_lacs(act: Act) -> None:
 
 
 async def moved_lacs(act: Act) -> None:
-    """LACs are published to new ensembles, and asked for by who may know the old ones only."""
+    """LACs are published to new ensembles, and clients that may know only the old ones ask."""
     network, rng, writer = act.world.network, act.rng, act.client.name
     act.start_observers(3)
     for _ in range(6):
@@ -395,7 +395,7 @@ async def moved_lacs(act: Act) -> None:
 
 
 async def late_close(act: Act) -> None:
-    """A writer closes its ledger while somebody who recovers it has got no further."""
+    """A writer closes its ledger while a recovery of it has got no further."""
     network, rng = act.world.network, act.rng
     await act.write(rng.choice((1, 3)))
     recoverer = act.new_recoverer()

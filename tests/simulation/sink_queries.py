@@ -189,7 +189,7 @@ class Query:
         self, batch: _Batch, ordinal: int, rows: Mapping[tuple[str, str], Sequence[bytes]]
     ) -> WriteId:
         """Return how the checkers know a write, whose rows were staged for these logs."""
-        if self.kind == ONCE:  # who repeats it makes another one
+        if self.kind == ONCE:  # a repetition makes another one
             self._writes += 1
             return WriteId(f"{batch.query}/{self._writes}", batch.number, ordinal, "")
         target = "" if self._log is None else next(log_id for _, log_id in rows)

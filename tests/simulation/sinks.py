@@ -148,7 +148,7 @@ class Sinks:
     # Over proxies
 
     def clients(self, proxies: Proxies) -> Iterator[SinkClient]:
-        """Yield those who are clients of proxies."""
+        """Yield those that are clients of proxies."""
         if self.is_remote:
             for number in range(_WORKERS):
                 yield SinkClient(self, proxies, f"worker-{number}", None)

@@ -280,7 +280,7 @@ def redacted_ledgers_in(values: Iterable[bytes]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a subscription is, and who may move it."""
+    """The position of a subscription, and its present holder."""
 
     dlsn: DLSN
     token: str

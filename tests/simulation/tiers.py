@@ -2,7 +2,7 @@
 
 The workers of `logs.py` tier beside their other work, under a lock; others do the same without
 asking for it, so that two do the same work at once.  Logs change their tier, and lose it,
-meanwhile.  Readers, followers, scanners and all who change logs are those of `logs.py`.
+meanwhile.  Readers, followers, scanners and all that change logs are those of `logs.py`.
 """
 
 from __future__ import annotations

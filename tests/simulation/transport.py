@@ -57,7 +57,7 @@ class SimTransport(asyncio.Transport):
         """Limits are small here, so that they are reached."""
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        """Return who is at the other end."""
+        """Return the process at the other end."""
         return self._target if name == "peername" else default
 
     def get_write_buffer_size(self) -> int:

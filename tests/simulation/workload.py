@@ -283,7 +283,7 @@ class Scenario:
         self.world.checkers.on_closed(metadata)
 
     def _start_company(self, client: SimClient, writer: LedgerWriter, chaos: Chaos) -> None:
-        """Start those who read and recover the ledger while it is written."""
+        """Start readers and recoveries of the ledger while it is written."""
         rng, world = self._rng, self.world
         ledger_id = writer.ledger_id
         for number in range(rng.choice((0, 1))):

@@ -248,5 +248,5 @@ async def _again(step: Callable[[], Awaitable[None]], every_s: float) -> None:
         await asyncio.sleep(every_s)
         try:
             await step()
-        except DLError as error:  # somebody who is needed is away
+        except DLError as error:  # a server that is needed is away
             print(json.dumps({"put off": f"{step.__name__}: {error}"[:300]}), file=sys.stderr)

@@ -9,7 +9,7 @@ first.
 A member is back when it is ready in another life than before: a command that restarted nothing does
 not count.  Whatever fails, takes longer than the patience, or interrupts it, stops the rest.  A
 proxy that was drained until then takes logs again first, or the outcome says that it could not be
-told.
+asked.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_the_reason_is_told(token: bytes, reason: str) -> None:
 
 
 def test_grants_that_contradict_each_other_are_refused() -> None:
-    """Also by who reads them only to present them."""
+    """Also by a client that reads them only to present them."""
     with pytest.raises(AccessDeniedError, match="contradicts itself"):
         parse(TOKEN[:19] + b"\xff" + TOKEN[20:])
 

@@ -27,7 +27,7 @@ from dlcore.base.errors import ConfigurationError
     ],
 )
 def test_who_is_let_in(patterns: str, names: list[str], is_let_in: bool) -> None:
-    """By one of its names; who is not is told which it has, and which would do."""
+    """By one of its names; else the error has its names, and those that would do."""
     refusal = ClientNames.parse(patterns).refusal(names)
     assert (refusal is None) is is_let_in
     if refusal is not None:

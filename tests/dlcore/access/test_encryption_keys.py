@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_a_new_first_key_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without anybody who asks; a file that is no key file, or is gone, changes nothing."""
+    """Without a caller that asks; a file that is no key file, or is gone, changes nothing."""
     monkeypatch.setattr(encryption_keys, "LOOK_S", 0.01)
     path = tmp_path / "keys"
 

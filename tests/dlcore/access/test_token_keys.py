@@ -70,7 +70,7 @@ def test_keys_come_over_https_only(where: str, issuer: str) -> None:
 def test_a_server_is_asked_for_a_new_key_but_not_too_often(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One question for all who wait; while it fails, the present keys stay."""
+    """One question for all waiting callers; while it fails, the present keys stay."""
     issuer = Issuer()
     asked: list[bytes | Exception] = []
     first = issuer.key_set()
@@ -162,7 +162,7 @@ def served(authority: Authority, pages: dict[str, bytes]) -> Iterator[str]:
 
 @pytest.fixture
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
-    """Whom this process trusts, as the system's authorities."""
+    """The authority that this process trusts, as the system's authorities."""
     authority = Authority(tmp_path / "authority")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
     return authority

@@ -107,7 +107,7 @@ def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
 
 
 def test_a_log_that_is_written_is_not_renamed() -> None:
-    """The error names its writer, who goes on."""
+    """The error names its writer, which goes on."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("b")
@@ -159,7 +159,7 @@ def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> Non
 
 
 def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
-    """Also for who follows it, and asked by the old name before."""
+    """Also for its follower, which asked by the old name before."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         follower = await cluster.open("b")

@@ -41,7 +41,7 @@ class Source:
 def test_a_function_is_asked_before_a_token_expires_and_when_it_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And not for each call; who is late does not ask for another one than the new one."""
+    """And not for each call; a late call asks for no other one than the new one."""
     now, issuer = time.time(), Issuer()
     first, second = issuer.token("a", exp=now + 100), issuer.token("b", exp=now + 1000)
     source = Source(first, second, "opaque")

@@ -75,7 +75,7 @@ def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of others the proxies are asked anew; who was not reached stays noted until one was."""
+    """Of others the proxies are asked anew; failures stay noted until one was reached."""
     monkeypatch.setattr(endpoint, "_LOGS_MAX", 2)
 
     async def scenario() -> None:

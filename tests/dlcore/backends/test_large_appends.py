@@ -1,4 +1,4 @@
-"""Appends of very many extents, and of many tasks, through proxies: what bounds them, who waits."""
+"""Appends of very many extents, and of many tasks, through proxies: their bounds, and waiting."""
 
 from __future__ import annotations
 

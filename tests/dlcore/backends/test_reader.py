@@ -124,7 +124,7 @@ def test_who_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -
 
 
 def test_seeking(on_both: Callable[[Body], None]) -> None:
-    """Forward and back, by whatever tells a position; who seeks drops what was here."""
+    """Forward and back, by whatever tells a position; a seek drops the read-ahead."""
 
     async def body(log: Log, direct: DirectLog) -> None:
         await write(direct, 0, 10)
@@ -156,7 +156,7 @@ def test_seeking(on_both: Callable[[Body], None]) -> None:
 
 
 def test_waiting(on_both: Callable[[Body], None]) -> None:
-    """For a record, or for so long; who gave up loses nothing."""
+    """For a record, or for so long; a call that gave up loses nothing."""
 
     async def body(log: Log, direct: DirectLog) -> None:
         async with await log.open_reader() as reader:
@@ -192,7 +192,7 @@ def test_waiting(on_both: Callable[[Body], None]) -> None:
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_sealed_log_has_an_end(count: int, on_both: Callable[[Body], None]) -> None:
-    """Which is an error for those who ask for the next record, and the end of a loop."""
+    """It is an error for a call that asks for the next record, and the end of a loop."""
 
     async def body(log: Log, direct: DirectLog) -> None:
         await write(direct, 0, count)
@@ -260,7 +260,7 @@ def test_what_a_proxy_never_sends_is_not_the_end_of_the_log(
 
 
 def test_rows_without_positions() -> None:
-    """Whose columns were not asked for: they are taken together."""
+    """The call did not ask for their columns: they are taken together."""
     batch = pa.record_batch({"txid": [1, 2]})
     rows = FlightRows(batch, DLSN(1, 0, 0), DLSN(1, 1, 0), is_typed=False)
     assert (rows.rows_left, rows.position) == (2, DLSN(1, 0, 0))
@@ -410,7 +410,7 @@ def test_a_start_behind_the_last_record_of_an_entry() -> None:
         call = read(asked)
         _schema, *rows = [each async for each in call]
         assert not rows
-        # A log without records: who begins at its beginning gets what is left of it later.
+        # A log without records: a reader from its beginning gets what is left of it later.
         await served.cluster.namespaces[0].create_log("empty")
         log = await remote(served, "empty")
         async with await log.open_reader(dlsn=DLSN.INITIAL) as reader:

@@ -151,7 +151,7 @@ def test_the_last_reader_that_takes_it_has_it() -> None:
 def test_a_reader_of_the_core_is_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as the proxy's configuration says; the client tells who that is, after a while."""
+    """As long as the proxy's configuration says; the client names the holder, after a while."""
     caplog.set_level(logging.WARNING, logger="dlcore.backends")
     monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
 
@@ -161,7 +161,7 @@ def test_a_reader_of_the_core_is_waited_for(
         object.__setattr__(context, "config", replace(context.config, lock_timeout_s=60))
         async with await direct.open_reader(subscriber="s") as by_lock:
             waiting = asyncio.create_task(log.open_reader(subscriber="s"))
-            with pytest.raises(OwnershipAcquireFailedError):  # who moves it does not wait
+            with pytest.raises(OwnershipAcquireFailedError):  # a move does not wait
                 await log.move_subscription("s")
             await until(lambda: bool(told()))
             assert not waiting.done()

@@ -1,4 +1,4 @@
-"""Endpoints with TLS: who has the right files reads and writes, others are told what is wrong."""
+"""Endpoints with TLS: a client with the right files reads and writes, others get the reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Files:
-    """Those of a proxy, of its client, and of who belongs elsewhere."""
+    """Those of a proxy, of its client, and of a client from elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         ours, theirs = Authority(folder / "ours"), Authority(folder / "theirs")
@@ -183,7 +183,7 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
 def test_what_is_wrong_is_told_at_once(
     serves: str | None, asks: str | None, scheme: str, told: str, files: Files
 ) -> None:
-    """With where, and what would be right: to who asks, who writes, and who stages."""
+    """With where, and what would be right: for a call, a writer, and a staged append."""
 
     async def scenario(served: Proxies) -> None:
         await served.start(**serving(getattr(files, serves)) if serves else {})

@@ -122,7 +122,7 @@ def test_what_cannot_follow_is_refused_at_once() -> None:
 
 
 def test_what_the_proxy_refuses_ends_the_writer() -> None:
-    """Everybody who waits is told, and so are later calls."""
+    """Every waiting call gets the error, and later calls do, too."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -425,7 +425,7 @@ def test_who_waits_is_told_by_an_abort_that_is_cancelled() -> None:
             writer = await log.open_writer()
             future = writer.write(LogRecord(1, b"x"))
             await cancel_after(asyncio.create_task(writer.abort()), turns)
-            assert future.done() is (turns > 0)  # one who had not begun ended nothing
+            assert future.done() is (turns > 0)  # one that had not begun ended nothing
             await writer.abort()
 
     with_proxies("clicks")(scenario)

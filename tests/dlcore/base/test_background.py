@@ -151,7 +151,7 @@ def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
 
 
 def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
-    """The future goes on; its error is told to who still waits, and to nobody else."""
+    """The future goes on; callers that still wait get its error, and no others."""
 
     async def scenario() -> list[dict[str, Any]]:
         loop = asyncio.get_running_loop()

@@ -107,7 +107,7 @@ def test_who_is_cancelled_leaves_no_place_taken() -> None:
 
 
 def test_a_place_is_free_although_all_who_waited_were_cancelled() -> None:
-    """Nobody waits behind those who are gone."""
+    """No caller waits behind those that are gone."""
 
     async def scenario() -> None:
         places = Places(1)

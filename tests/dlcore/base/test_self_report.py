@@ -1,4 +1,4 @@
-"""The file in which a server tells of itself: who can read it, and what is in it."""
+"""The file in which a server tells of itself: its readers, and its contents."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_a_known_failure_is_not_looked_at_again_while_qa_can_be_reached() -> Non
 
 
 def test_too_few_bookies_end_the_writer() -> None:
-    """The message says who failed and what is needed."""
+    """The message says which bookies failed and what is needed."""
     bench = Bench()
     bench.append(1)
     bench.fail(0, "A")

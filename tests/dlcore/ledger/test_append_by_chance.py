@@ -60,7 +60,7 @@ METADATA_ERRORS = (*(MetadataConnectionError,) * 4, MetadataVersionError, Metada
 
 
 class RandomRun:
-    """Answers in random order; its own record of who stored what judges every ack."""
+    """Answers in random order; its own record of each bookie's entries judges every ack."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -43,7 +43,7 @@ def test_the_lac_is_the_end_where_nobody_holds_more() -> None:
 
 
 def test_too_few_answers_say_nothing() -> None:
-    """The two who are silent may have acknowledged anything."""
+    """The two silent bookies may have acknowledged anything."""
     assert end_of(told(4), None, None) is None
 
 

@@ -1,4 +1,4 @@
-"""One policy for everybody who chooses bookies.
+"""One policy for every choice of bookies.
 
 Goal: what the registrations and the answers of bookies say decides who gets a new ledger, who takes
 a failed one's place and whom a reader asks first.  Method: memory bookies in virtual time, some of
@@ -66,7 +66,7 @@ async def fail_adds(cluster: Cluster, victim: str, count: int) -> None:
 
 
 async def ensembles(cluster: Cluster, count: int = 12) -> set[str]:
-    """Return who is chosen for some new ledgers of three."""
+    """Return the bookies chosen for some new ledgers of three."""
     seen: set[str] = set()
     for _ in range(count):
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -173,7 +173,7 @@ def test_readers_ask_a_suspect_last() -> None:
         reader = cluster.client.open_ledger_of(metadata)
 
         async def asked() -> list[str]:
-            """Read everything; return who got a request."""
+            """Read everything; return the bookies that got a request."""
             before = {name: each.requests for name, each in cluster.bookies.items()}
             async for _ in reader.read(0, 2):
                 pass

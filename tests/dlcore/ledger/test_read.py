@@ -69,7 +69,7 @@ def test_a_failure_goes_on_from_the_next_needed_entry_elsewhere() -> None:
     lane.received(bookie("A"), entries(0, 2))
     assert lane.failed(bookie("A"), MISSING) == [open_at("B", 3)]
     lane.received(bookie("B"), entries(3, 4))
-    # Progress forgives, but who failed is asked last.
+    # Progress forgives, but a bookie that failed is asked last.
     assert lane.failed(bookie("B"), MISSING) == [open_at("C", 5)]
     assert lane.failed(bookie("C"), MISSING) == [open_at("A", 5)]
 

@@ -121,7 +121,7 @@ def test_coverage_of_a_striped_ensemble_is_of_every_write_set() -> None:
 
 
 def test_without_coverage_it_aborts_once_everybody_answered() -> None:
-    """It does not guess, and says who did not answer."""
+    """It does not guess, and says which bookies did not answer."""
     machine = recovery_of()
     machine.handle(Signal.BEGIN)
     machine.handle(FenceFailed(0, UNKNOWN))

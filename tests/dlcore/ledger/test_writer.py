@@ -88,7 +88,7 @@ def test_a_close_that_comes_too_late_ends_the_writer(
 
 @pytest.mark.parametrize("error", [BookieError("no bookies today"), RuntimeError("a bug")])
 def test_no_flush_waits_for_a_search_that_failed(error: Exception) -> None:
-    """Goal: whatever ends the search for a replacement ends the writer, and who waits is told.
+    """Goal: an error of the search for a replacement ends the writer and all waiting calls.
 
     Method: a member dies, and the list of bookies raises what is no error of the metadata store.
     """

@@ -1,7 +1,7 @@
 """The writer's machine under any order of events: its invariants, against a log of a few lines.
 
-The stored head is made by the real plans.  Beside the writer there are others, who recover what it
-has open, or start segments of their own, as happens while a lock is lost.
+The stored head is made by the real plans.  Beside the writer there are others, which recover what
+it has open, or start segments of their own, as happens while a lock is lost.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ async def fill(log: DirectLog, *, first_txid: int = 1) -> None:
 
 
 async def tight(cluster: MemoryCluster, log: DirectLog) -> DirectLog:
-    """Return the log, as one sees it who keeps little fetched ahead, and so waits often."""
+    """Return the log of a client that keeps little fetched ahead, and so waits often."""
     config = replace(CONFIG, read_ahead_bytes=4096)
     return await cluster.namespaces[0].open_log(log.name, config=config)
 
@@ -252,7 +252,7 @@ def test_a_cancelled_read_of_a_stream_loses_and_repeats_nothing(turns: int) -> N
 
 
 class Interrupted:
-    """A result for which a caller waits who is interrupted after so many turns of the loop."""
+    """A result whose waiting caller is interrupted after so many turns of the loop."""
 
     def __init__(self, portal: Portal, future: Any, turns: int | None) -> None:
         self._portal, self._future, self._turns = portal, future, turns
@@ -416,7 +416,7 @@ def test_an_interrupt_while_records_are_made_takes_none(
 def test_an_interrupted_merged_read_loses_and_repeats_nothing(
     portal: ImpatientPortal, cluster: MemoryCluster
 ) -> None:
-    """In bulk, and by who iterates anew."""
+    """In bulk, and by a new iteration."""
     wanted = portal.call(merged_logs(cluster))
 
     async def open_merged() -> MergedReader:

@@ -360,7 +360,7 @@ def test_deletion() -> None:
 
 
 def test_renaming() -> None:
-    """Only the name's node moves; the head tells the name to who has an older one."""
+    """Only the name's node moves; the head has the name for clients with an older one."""
     tree = written(7)
     renamed, ops = plan_rename(NAMESPACE, LOG, tree.at, "visits")
     assert renamed == replace(LOG, name="visits")

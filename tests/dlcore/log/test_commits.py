@@ -168,7 +168,7 @@ def test_an_append_knows_its_own_record() -> None:
     conflicting = replace(first.record, conflicting=True)
     for record, verdict in (
         (first.record, Verdict.KNOWN),
-        (conflicting, Verdict.CONFLICTING),  # also for who finds it in another process
+        (conflicting, Verdict.CONFLICTING),  # also in another process
     ):
         again = decide(record, version=1, token="t", run=run, now_ns=2)
         assert again == Decision(verdict)
@@ -215,7 +215,7 @@ def test_runs_that_interleave(runs: Sequence[int], order: Sequence[int], count: 
 
 
 def test_a_strict_appender_repeats_its_latest_version_only() -> None:
-    """An older one is somebody's who goes on from an old state."""
+    """An older one is from a process that goes on from an old state."""
     store = Store()
     for version in (1, 2):
         assert store.append("a", "", version=version, logs={"x"}) is Verdict.APPEND

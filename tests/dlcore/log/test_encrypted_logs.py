@@ -301,7 +301,7 @@ def test_a_copy_is_encrypted_for_the_other_log() -> None:
 
 @pytest.mark.parametrize("kind", ["altered", "swapped"])
 def test_a_forged_entry_is_refused_or_left_out(kind: str) -> None:
-    """Its checksums hold, for who owns a bookie can make them."""
+    """Its checksums hold, for the owner of a bookie can make them."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         await namespace.create_log("other", settings=ENCRYPTED)

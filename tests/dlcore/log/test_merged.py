@@ -161,7 +161,7 @@ def test_a_typed_log_is_refused_where_the_reader_is_opened() -> None:
 
 
 def test_an_error_of_one_log_waits_for_no_other() -> None:
-    """While the other has no records, the one that was deleted is told of."""
+    """While the other has no records, the error names the deleted one."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -185,7 +185,7 @@ def test_who_is_cancelled_while_he_closes_closes_each_of_the_readers() -> None:
             reader = await namespace.open_merged_reader(NAMES)
             await cancel_after(asyncio.create_task(reader.aclose()), turns)
             left = namespace.get_statistics().open_objects.get("AsyncLogReader", 0)
-            assert left == (0 if turns else len(NAMES))  # one who had not begun closed nothing
+            assert left == (0 if turns else len(NAMES))  # one that had not begun closed nothing
             await reader.aclose()
 
     on_log(body)

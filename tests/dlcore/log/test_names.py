@@ -23,7 +23,7 @@ CREATED, DELETED, RENAMED = LogChangeKind
 
 
 class World:
-    """The logs there are, and who was told of them."""
+    """The logs there are, and the subscribers that know of them."""
 
     def __init__(self) -> None:
         self.ids: dict[str, str] = {}  # by name
@@ -53,7 +53,7 @@ class World:
         return {log_id: names.get(log_id) for log_id in ids}
 
     def apply(self, bucket: str, found: Mapping[str, str]) -> list[LogChange]:
-        """Apply a look, perhaps of an earlier moment; who is told notes it."""
+        """Apply a look, perhaps of an earlier moment; each subscriber notes it."""
         present = self.present(self.known.to_ask(bucket, found))
         changes = self.known.looked(bucket, found, present)
         for change in changes:

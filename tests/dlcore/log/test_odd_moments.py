@@ -137,7 +137,7 @@ def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.Monkey
 
 
 def test_snapshots_name_bookies_where_they_are_now() -> None:
-    """One that comes back elsewhere is found by who plans to read a log that has not changed."""
+    """A planner of a log that has not changed finds one that comes back elsewhere."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, 2)

@@ -164,7 +164,7 @@ def test_a_long_wait_is_reported_once_it_is_known_for_whom() -> None:
 
 
 def test_a_proxy_that_holds_the_lock_is_asked_to_let_go() -> None:
-    """Once, by a writer who waits and may ask; another holder would not."""
+    """Once, by a waiting writer that may ask; another holder would not."""
     proxy = replace(OTHER, turn="free")
     bench = Bench(asks=True)
     assert bench.held() == []

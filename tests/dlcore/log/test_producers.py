@@ -1,4 +1,4 @@
-"""The producers of a log: what is written, what is known already, who may write, what is forgotten.
+"""The producers of a log: records that are written, known or forgotten, and the right to write.
 
 Each verdict is checked by itself, then random lives of owners and clients over one log.
 """
@@ -91,7 +91,7 @@ class Owner:
         return stamp
 
     def successor(self) -> Owner:
-        """Return the next owner, who has read this one's segment, from the last snapshot on."""
+        """Return the next owner, which has read this one's segment, from the last snapshot on."""
         after = Owner(lssn=self.lssn + 1)
         after.now_ms = self.now_ms
         after.read(self)
@@ -271,7 +271,7 @@ def test_names_made_for_one_writer_are_forgotten_soon() -> None:
 
 
 def test_a_name_that_comes_again_is_another_producer() -> None:
-    """Also to who reads that it was forgotten and came again."""
+    """Also to a reader of its being forgotten and its return."""
     owner = Owner(producers_max=1)
     owner.write(owner.grant("p"), 0, 5)
     owner.now_ms = KEPT_MS
@@ -397,7 +397,7 @@ def test_a_claim_travels_as_json() -> None:
 class Client:
     """A program that has records 0, 1, 2, ... to write, and sends what was not acknowledged again.
 
-    Its records are (producer, incarnation, number): so who wrote what is seen in the log.
+    Its records are (producer, incarnation, number): so the log shows the writer of each.
     """
 
     def __init__(self, name: str, claim: Claim) -> None:

@@ -447,7 +447,7 @@ def test_one_position_at_a_time() -> None:
 
 
 def test_iterating_over_a_reader() -> None:
-    """Records and batches until caught up; who leaves the loop reads on behind the last one."""
+    """Records and batches until caught up; after the loop reads go on behind the last one."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:

@@ -106,7 +106,7 @@ def test_what_follows_an_extent_is_known_before_it_is_read() -> None:
 def test_a_part_ends_with_the_entry_in_which_its_end_lies_or_before(
     end: DLSN, lasts: list[int]
 ) -> None:
-    """Nothing follows it, also for who looks ahead."""
+    """Nothing follows it, also for a reader that looks ahead."""
     tree = written(7, 8, 9)
     cursor = cursor_at(DLSN.INITIAL, skips_truncated=False, end=end)
     found = []

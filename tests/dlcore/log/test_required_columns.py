@@ -107,7 +107,7 @@ WAYS = [by_batch, by_submitted_batch, by_table, by_append]
 def test_a_null_is_refused(
     way: Callable[[DirectNamespace, pa.RecordBatch], Awaitable[None]],
 ) -> None:
-    """Nothing of its batch is written; the writer, and who writes after it, goes on."""
+    """Nothing of its batch is written; the writer, and the next one, goes on."""
 
     async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         for change, told in BAD.values():

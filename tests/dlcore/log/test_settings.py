@@ -1,4 +1,4 @@
-"""Settings stored with a log: who writes it takes them over, at once or while it writes."""
+"""Settings stored with a log: a writer takes them over, at once or while it writes."""
 
 from __future__ import annotations
 

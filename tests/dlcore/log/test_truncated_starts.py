@@ -1,7 +1,8 @@
 """A read that begins at a truncated record is refused, whatever it names the record by.
 
-Goal: a loss is no silence, and who begins at the beginning begins at what is left.  Method: every
-way to name a start, by readers, ranges and tickets, on logs that are truncated in every place.
+Goal: a loss is no silence, and a reader from the beginning begins at the first record left.
+Method: every way to name a start, by readers, ranges and tickets, on logs that are truncated in
+every place.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ EPOCH = "1970-01-01T00:00:00Z"
 
 
 def test_what_a_snapshot_says_of_what_is_truncated() -> None:
-    """By which it is known; who ignores truncation, and who moves a subscription, asks likewise."""
+    """The answer shows it; readers that ignore truncation, and moves of subscriptions, ask, too."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await make(log, DLSN(3, 0, 0))

@@ -46,7 +46,7 @@ def context_of(cluster: MemoryCluster) -> LogContext:
 
 
 async def held_log(cluster: MemoryCluster) -> HeldLog:
-    """Return who holds the log now."""
+    """Return the holder of the log now."""
     context = context_of(cluster)
     key = await context.logs.find("clicks")
     held = asking.held_log(
@@ -248,7 +248,7 @@ def test_a_turn_is_not_taken_while_the_owner_writes() -> None:
 
 
 def test_a_writer_that_is_sealed_closed_or_aborted_while_an_append_waits() -> None:
-    """The append is told of the seal, and needs no turn of who is gone."""
+    """The append gets the seal as its error, and needs no turn of a writer that is gone."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for ending in ("aclose", "abort", "mark_end_of_stream"):

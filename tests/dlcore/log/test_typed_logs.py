@@ -269,7 +269,7 @@ def test_rows_get_their_transaction_ids_when_they_are_written() -> None:
 
 
 def test_a_schema_changes_under_writers_and_readers() -> None:
-    """Older records show nulls and wider types; who is at work learns of it by what it meets."""
+    """Older records show nulls and wider types; open readers and writers learn it from the log."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_reader() as reader, await log.open_writer() as writer:

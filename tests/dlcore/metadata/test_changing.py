@@ -69,7 +69,7 @@ def test_an_error_of_the_change_stores_nothing() -> None:
 @pytest.mark.parametrize("times", [1, ATTEMPTS_MAX - 1, ATTEMPTS_MAX])
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_lost_race_is_run_again(times: int, *, is_new: bool) -> None:
-    """Neither change is lost; who loses all of them gets the error."""
+    """Neither change is lost; a caller that loses each race gets the error."""
 
     async def scenario() -> None:
         tree = MemoryTree()

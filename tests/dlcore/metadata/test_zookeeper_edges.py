@@ -47,7 +47,7 @@ async def connected(zookeeper: EmbeddedZooKeeper) -> AsyncIterator[ZooKeeperStor
 def test_a_session_that_is_being_ended_is_left_alone_at_exit(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kazoo would raise at who stops it a second time before it has stopped."""
+    """Kazoo would raise at a second stop before it has stopped."""
 
     async def scenario() -> None:
         began, goes_on = threading.Event(), threading.Event()
@@ -180,7 +180,7 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
 def test_a_watch_that_a_server_refuses_is_armed_later(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else would: who watches the node as well relies on it."""
+    """No other code would, and other watchers of the node rely on it."""
     monkeypatch.setattr("dlcore.metadata.watches._ARMED_AGAIN_S", 0.05)
 
     async def scenario() -> None:
@@ -257,7 +257,7 @@ def test_who_watches_what_is_watched_sends_nothing(
 def test_a_change_is_told_before_what_is_answered_after_it(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
-    """Also if kazoo's thread is late to tell of it: who has waited for a sync has heard it."""
+    """Also if kazoo's thread is late to tell of it: after a sync the caller has heard it."""
 
     async def scenario() -> None:
         async with connected(zookeeper) as store, connected(zookeeper) as other:
@@ -312,7 +312,7 @@ def test_reads_that_begin_together_share_a_sync(
 
 
 def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) -> None:
-    """Else those of who asks again and again would gather while there is no connection."""
+    """Else those of a caller that asks again and again would gather without a connection."""
 
     async def scenario() -> None:
         async with connected(zookeeper) as store:

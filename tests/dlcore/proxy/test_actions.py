@@ -116,7 +116,7 @@ def status_of(message: Any) -> int:
 
 
 def test_health_follows_the_proxy() -> None:
-    """Those who watch are told when it drains."""
+    """Watchers get a message when it drains."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

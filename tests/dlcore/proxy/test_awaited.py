@@ -60,7 +60,7 @@ def test_the_first_of_an_entrys_rows(field: RecordField, value: int, slot: int |
 
 
 def test_each_who_waits_is_told_once_where_its_record_is() -> None:
-    """In whatever order they came; who left is not told, nor is one whose record never came."""
+    """In whatever order they came; a caller that left gets nothing, nor one without its record."""
     awaited: Awaited[str] = Awaited()
     for name, field, value in (
         ("late", TXID, 75),
@@ -88,7 +88,7 @@ def test_each_who_waits_is_told_once_where_its_record_is() -> None:
 
 
 class Reader:
-    """One who follows a log from a record on that is yet to come."""
+    """A follower from a record on that is yet to come."""
 
     def __init__(self, served: Proxies, **start: int) -> None:
         place = msgspec.convert(start, Place)

@@ -71,7 +71,7 @@ def test_a_budget_that_changes_lets_in_who_fits() -> None:
 
 
 def test_logs_that_stand_still_leave_room_for_others() -> None:
-    """Each holds a quarter of what is free, whatever it wants; who wants less is not held up."""
+    """Each holds a quarter of what is free, whatever it wants; a smaller request is not held up."""
 
     async def scenario() -> None:
         budget = ByteBudget(1250)
@@ -99,7 +99,7 @@ def test_a_log_and_a_principal_hold_no_more_than_they_may() -> None:
     async def scenario() -> None:
         budget = ByteBudget(10_000, log_bytes_max=100, principal_bytes_max=50)
         greedy = [Holder("a", "greedy"), Holder("b", "greedy")]
-        assert not budget.is_due_to_principal(greedy[0], 500), "who holds nothing may begin"
+        assert not budget.is_due_to_principal(greedy[0], 500), "a log that holds nothing may begin"
         await budget.take(greedy[0], 40)
         waiting = [asyncio.create_task(budget.take(each, 20)) for each in greedy]
         await turns()

@@ -185,7 +185,7 @@ def test_what_was_forwarded_is_not_forwarded_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_proxy_that_holds_the_lock_is_found_by_way_of_the_one_that_should() -> None:
-    """A proxy that came later should own the log, and says who does."""
+    """A proxy that came later should own the log, and names the owner."""
 
     async def scenario(served: Proxies) -> None:
         first = await served.start()

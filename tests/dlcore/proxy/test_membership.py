@@ -80,7 +80,7 @@ def test_one_that_cannot_vanish_goes_with_its_session(
 
 
 def test_a_proxy_that_restarts_is_seen_as_a_change() -> None:
-    """Its location is live before and after; who balances waits anew."""
+    """Its location is live before and after; the balancer waits anew."""
 
     async def body() -> None:
         async with memory_cluster() as cluster:

@@ -228,7 +228,7 @@ def test_what_goes_beside_a_batch_is_checked() -> None:
 
 
 def test_an_append_on_a_condition() -> None:
-    """All of it or nothing; who is late is told where the log ends by now."""
+    """All of it or nothing; a late producer gets the present end of the log."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

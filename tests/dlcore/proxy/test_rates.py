@@ -1,4 +1,4 @@
-"""Rates: what passes, who waits how long, and who is refused."""
+"""Rates: which records pass, how long writers wait, and which are refused."""
 
 from __future__ import annotations
 

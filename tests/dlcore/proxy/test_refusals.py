@@ -79,7 +79,7 @@ METHODS = {
     ("key", "value"), [("authorization", "Bearer secret"), ("auth-token-bin", b"secret")]
 )
 def test_a_token_that_nobody_checks_is_refused(key: str, value: str | bytes) -> None:
-    """Else who gives one believes that it keeps others out; the answer does not repeat it."""
+    """Else its sender believes that it keeps others out; the answer does not repeat it."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

@@ -33,7 +33,7 @@ def taken(reader: RingReader) -> list[Any]:
 
 
 class Followed:
-    """A log, and who reads it, the obvious way."""
+    """A log, and its readers, the obvious way."""
 
     def __init__(self, ring: Ring, name: int) -> None:
         self.ring = ring
@@ -157,7 +157,7 @@ class Rings(RuleBasedStateMachine):
             assert log.ring.begin == self.begin_of(log)
             assert len(log.ring) == sum(each[0] is log for each in self.order)
             on_time = [reader for reader, _ in log.readers if not reader.is_behind]
-            assert sum(log.ring._waiting.values()) == len(on_time), "who is behind leaves nothing"
+            assert sum(log.ring._waiting.values()) == len(on_time), "a slow reader leaves nothing"
 
 
 TestRings = Rings.TestCase

@@ -1,6 +1,6 @@
 """Logs that take records slowly or not at all: what a proxy holds for them, and what it says.
 
-Goal: who is not served holds little, whatever is sent, and is told when to come again.
+Goal: a client that is not served holds little, whatever is sent, and learns when to come again.
 Method: the writer of one log stands still, by a patch, until it is released.
 """
 

@@ -1,4 +1,4 @@
-"""Entries of a bookie that nobody was told of are never seen by who follows through a proxy."""
+"""Unconfirmed entries of a bookie are never seen by a follower through a proxy."""
 
 from __future__ import annotations
 

@@ -396,7 +396,7 @@ def test_a_session_that_is_over_takes_nothing_more() -> None:
 
 
 def test_a_connection_that_comes_too_late_is_ended() -> None:
-    """Nothing is left of it: who waits for the end was told before."""
+    """Nothing is left of it: callers that wait for the end got it before."""
     bench = Bench(opened=False)
     bench.handle(Ask(READ, "read"))
     end, *calls = bench.handle(GivenUp(BookieUnavailableError("not connected")))
@@ -408,7 +408,7 @@ def test_a_connection_that_comes_too_late_is_ended() -> None:
 
 
 def test_a_connection_that_is_lost_before_it_was_told_ends_the_session_once() -> None:
-    """A transport may end what it has not handed over; who closes the client waits for the end."""
+    """A transport may end what it has not handed over; closing the client waits for the end."""
     bench = Bench(opened=False)
     bench.handle(Ask(READ, "read"))
     failure, end, *calls = bench.handle(Lost(""))

@@ -1,4 +1,4 @@
-"""TLS between clients and bookies: who is trusted, and what is left of who is not."""
+"""TLS between clients and bookies: which are trusted, and what is left of others."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_one_that_is_gone_for_long_does_not_make_the_next_one_urgent() -> None:
 
 
 def test_nobody_is_lost_while_nobody_is_registered() -> None:
-    """However long it lasts; who is absent afterwards has the whole delay."""
+    """However long it lasts; a bookie that is absent afterwards has the whole delay."""
     made = audit()
     made.look(known=KNOWN, registered=bookies("ABC"), now=0.0)
     assert made.look(known=KNOWN, registered=bookies("ABC"), now=30.0).lost == bookies("D")

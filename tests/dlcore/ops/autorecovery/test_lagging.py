@@ -109,7 +109,7 @@ def test_a_log_that_cannot_be_asked_keeps_what_was_found(monkeypatch: pytest.Mon
 
 
 def test_only_the_auditor_looks() -> None:
-    """Another process would show what was once so; who ends forgets."""
+    """Another process would show an old state; a process that ends forgets it."""
 
     async def body(scene: Scene) -> None:
         running = asyncio.create_task(scene.lags.run())

@@ -1,4 +1,4 @@
-"""Goal: operators are told the truth about replicas, and what keeps a bookie from going."""
+"""Goal: operators get the truth about replicas, and what keeps a bookie from going."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_check_tells_of_each_bookie_what_it_holds() -> None:
 
 
 def test_a_decommission_says_what_blocks_it() -> None:
-    """A bookie that runs, nobody who works, a pause, too few bookies; then it goes through."""
+    """A running bookie, no worker, a pause, too few bookies; then it goes through."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())

@@ -493,7 +493,7 @@ async def _use(cluster: MemoryCluster) -> None:
                 await writer.write(record(2**50, b"after"))
             assert (await read_all(log))[-1].payload == b"after"
             found = await inspect_log(context, name, reads_entries=True)
-            # A truncation was in progress; who truncates next, or a worker, removes what it left.
+            # A truncation was in progress; the next truncation, or a worker, removes what it left.
             assert all(each.detail.startswith("extents of segment") for each in found)
             await remove_truncated(context, await context.logs.read(log._log))
         assert await inspect_log(context, name, reads_entries=True) == []

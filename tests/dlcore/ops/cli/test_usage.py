@@ -280,7 +280,7 @@ def test_times_that_no_calendar_has_are_numbers() -> None:
 def test_no_answer_is_a_failure(
     command: str, patience: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A namespace that nobody serves is exit code 1, in time, and it is told who is silent."""
+    """A namespace that is not served is exit code 1, in time; the error names the server."""
     began = time.monotonic()
     assert run([*command.split(), "--uri", NOWHERE, "--patience", str(patience)]) == EXIT_FAILED
     assert time.monotonic() - began < SESSION_TIMEOUT_S

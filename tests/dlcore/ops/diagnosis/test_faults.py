@@ -151,7 +151,7 @@ def test_clocks_are_compared_within_the_time_of_an_answer() -> None:
     assert explain(values(bookies=slow)) == []
     slow[2] |= {"ahead_ms": None}
     assert explain(values(bookies=slow)) == []
-    # The clock of who asks is one of them.
+    # The clock of the caller is one of them.
     ahead = [bookie(f"b{n}") | {"ahead_ms": -700.0} for n in range(3)]
     fault = only("clock-skew", bookies=ahead, proxies=[])
     assert fault.what == "clocks differ by 700 ms"

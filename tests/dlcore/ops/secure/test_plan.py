@@ -83,7 +83,7 @@ def test_a_host_with_an_address_listens_there(host: str) -> None:
 
 
 def test_servers_of_zookeeper_have_certificates_where_it_is_asked_for() -> None:
-    """Each its lines of zoo.cfg; who reaches them has its own files for them, others have none."""
+    """Each has its lines of zoo.cfg; their clients have files of their own, others none."""
     uri = "distributedlog://zk-1:2281,[fd00::7]:2282/dlog"
     place = 'a\\b "ö"'
     plan = plan_of(uri=uri, zookeeper_tls=True, installed=f"/{place}", remote_clients=("report",))

@@ -1,4 +1,4 @@
-"""The machine of a group: who is in it, who reads what, and which calls are refused."""
+"""The machine of a group: its members, their logs, and refused calls."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def stable(*names: str) -> Driven:
 
 
 def test_one_member_reads_and_the_other_stands_by() -> None:
-    """The leader is told who is there, and its word reaches all."""
+    """The leader gets the members, and its word reaches all."""
     driven = Driven()
     assert driven.group.due_s is None
     call = driven.join(new="a")
@@ -185,7 +185,7 @@ def test_a_member_that_leaves_is_followed_by_another() -> None:
 
 
 def test_a_silent_member_is_out() -> None:
-    """After its session; those who send heartbeats stay."""
+    """After its session; members that send heartbeats stay."""
     driven = stable("a", "b")
     driven.passed(SESSION_S - 1)
     assert driven.beat("b") is OK
@@ -214,7 +214,7 @@ def test_a_round_ends_without_those_who_do_not_join() -> None:
 
 
 def test_the_leader_may_die_before_its_word() -> None:
-    """Those who wait for it join again."""
+    """The members that wait for it join again."""
     driven = stable("a", "b")
     driven.join("a")
     driven.join("b")
@@ -287,7 +287,7 @@ def test_a_call_that_comes_twice_is_answered_twice() -> None:
 
 
 def test_who_has_gone_while_it_waited_must_come_again() -> None:
-    """In time, or it is out; who leaves while it waits is told so."""
+    """In time, or it is out; a member that leaves while it waits gets an answer."""
     driven = stable("a", "b")
     call = driven.join("b")
     driven.take(driven.group.handle(Gone(call=call, now_s=driven.now_s)))

@@ -52,7 +52,7 @@ def test_the_own_page_is_answered(method: str, path: str, headers: dict[str, str
     ],
 )
 def test_others_are_refused(method: str, path: str, headers: dict[str, str], status: int) -> None:
-    """A rebound name, another page, a form, and who does not know the secret."""
+    """A rebound name, another page, a form, and a client without the secret."""
     refusal = GUARD.refusal(method, path, headers)
     assert refusal is not None
     assert refusal.status == status

@@ -294,7 +294,7 @@ def issuer() -> Issuer:
 
 
 def test_a_console_over_proxies_has_its_users_rights(tmp_path: Path, issuer: Issuer) -> None:
-    """A reader looks and cannot change; who manages can. Proxies tell of themselves alone."""
+    """A reader looks and cannot change; a manager can. Proxies tell of themselves alone."""
 
     async def scenario(proxies: Proxies) -> None:
         await proxies.start(**issuer.trusted_in(tmp_path))
