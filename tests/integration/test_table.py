@@ -7,10 +7,8 @@ readers of Delta or Iceberg, and of dlog, compare what they see after each.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,6 +19,7 @@ from dlcore import LogConfig, LogSettings, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.ids import DLSN
 from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.http_relay import http_relay
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
@@ -29,7 +28,7 @@ from tests.fixtures.table_readers import own_catalog, table_view
 from tests.fixtures.tier_worker import CONFIG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from dlcore.backends.direct.namespace import DirectNamespace
@@ -124,6 +123,20 @@ class Logs:
 
 
 @pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, HttpRelay]]:
+    """Run an S3 server behind a relay; yield a place for a tier, and the relay.
+
+    A test that wants a table takes it first: the server of a catalog writes to it, too.
+    """
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        with http_relay(server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")) as relay:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
+            yield f"{server.url}/tier", relay
+
+
+@pytest.fixture
 def kind(table_kind: str) -> str:
     """Give the setting `table`; worker processes use the same catalog."""
     return table_kind
@@ -134,13 +147,11 @@ def snapshots_of(name: str) -> list[int]:
     return [each.snapshot_id for each in own_catalog().load_table(("dlog", name)).snapshots()]
 
 
-async def _work(logs: Logs, step: int, **environment: str) -> asyncio.subprocess.Process:
-    """Start a worker."""
-    command = [sys.executable, "-m", "tests.fixtures.table_worker", logs.namespace.uri, str(step)]
-    command += logs.schemas
-    return await asyncio.create_subprocess_exec(
-        *command, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
-    )
+async def _work(logs: Logs, step: int) -> asyncio.subprocess.Process:
+    """Start a worker, which loads only what its tables need: to load costs more than to work."""
+    command = [LOADED_PYTHON, "-m", "tests.fixtures.table_worker", logs.namespace.uri, logs.kind]
+    command += [str(step), *logs.schemas]
+    return await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.timeout(1800)  # some seconds for each step, with --full
@@ -170,23 +181,15 @@ async def _kill_at_each_step(uri: str, tier: str, kind: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_a_worker_that_is_killed_at_each_request_to_s3(
-    fresh_sandbox: Callable[..., Sandbox],
-    tmp_path: Path,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
+    fresh_sandbox: Callable[..., Sandbox], s3: tuple[str, HttpRelay], kind: str
 ) -> None:
     """Before the server has it, and after, also in the middle of a commit or a checkpoint."""
     cluster = fresh_sandbox(3)  # it remembers the server, which is gone later
-    with s3_server(tmp_path / "s3") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
-        with http_relay(address) as relay:
-            scenario = _kill_at_each_request(cluster.uri, f"{server.url}/killed", kind, relay)
-            run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
+    scenario = _kill_at_each_request(cluster.uri, *s3, kind)
+    run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
 
 
-async def _kill_at_each_request(uri: str, tier: str, kind: str, relay: HttpRelay) -> None:
+async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay, kind: str) -> None:
     async with await open_namespace(uri) as namespace:
         logs = Logs(namespace, tier, kind, {"table-killed": TYPED})
         await logs.start()
@@ -195,12 +198,13 @@ async def _kill_at_each_request(uri: str, tier: str, kind: str, relay: HttpRelay
             await logs.write()
             if number % 5 == 4:
                 await logs.truncate()
-            worker = await _work(logs, 0, AWS_ENDPOINT_URL=f"http://{relay.address}")
+            worker = await _work(logs, 0)
             # Writes of a round: an object, a commit, which for Iceberg is three of metadata, and
             # now and then a checkpoint.
             at = number // 2 % 4 if kind == "delta" else number // 2 * 2 % 9
             _kill(relay, worker, at=1 + at, after=bool(number % 2))
             ends.append(await worker.wait())
+            _let_all_pass(relay)
             await logs.check()
         assert set(ends) <= {0, -signal.SIGKILL}
         assert -signal.SIGKILL in ends
@@ -228,28 +232,19 @@ def _kill(relay: HttpRelay, worker: asyncio.subprocess.Process, *, at: int, afte
     relay.before, relay.after = before, later
 
 
-def test_a_store_that_loses_answers(
-    fresh_sandbox: Callable[..., Sandbox],
-    tmp_path: Path,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _let_all_pass(relay: HttpRelay) -> None:
+    relay.before, relay.after = lambda *_: "pass", lambda *_: None
+
+
+def test_a_store_that_loses_answers(sandbox: Sandbox, s3: tuple[str, HttpRelay], kind: str) -> None:
     """The library's client sends a request again by itself: the store has a commit, and refuses.
 
     That commit is this worker's own, and must not be made again as another one.
     """
-    cluster = fresh_sandbox(3)  # it remembers the server, which is gone later
-    with s3_server(tmp_path / "s3") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
-        with http_relay(address) as relay:
-            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
-            scenario = _lose_answers(cluster.uri, f"{server.url}/lost", kind, relay)
-            run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
+    run_in_own_time(asyncio.wait_for(_lose_answers(sandbox.uri, *s3, kind), TIME_LIMIT_S))
 
 
-async def _lose_answers(uri: str, tier: str, kind: str, relay: HttpRelay) -> None:
+async def _lose_answers(uri: str, tier: str, relay: HttpRelay, kind: str) -> None:
     async with await open_namespace(uri) as namespace:
         logs = Logs(namespace, tier, kind, {"table-lost": TYPED})
         await logs.start()
@@ -269,6 +264,7 @@ async def _lose_answers(uri: str, tier: str, kind: str, relay: HttpRelay) -> Non
 
             relay.before = before
             await worker._tiers._tables.follow(found)
+            _let_all_pass(relay)
             await logs.check(whole=True)
         assert len(met) == 5
 
