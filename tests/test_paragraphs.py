@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_tidy import dark_sentences
+from tests.test_tidy import LATE_SUBJECT
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS_MAX = 110
@@ -22,6 +22,7 @@ PAGES = sorted(
         *ROOT.glob("docs/**/*.md"),
     ]
 )
+A_PERSON = re.compile(r"\b(?:he|him|his|himself)\b.{0,40}", re.I)
 _QUESTION = re.compile(r"(?:^|(?<=[.!?] ))(?:What|Who|Whose|Whom)\b[^.!?]*\?")
 _MARKS = re.compile(r"^\s*(?:[-*]|\d+\.)? *\**")
 _BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -36,10 +37,13 @@ def long_paragraphs(text: str) -> list[str]:
 
 
 def unclear_sentences(text: str) -> list[str]:
-    """Return the sentences that begin with a word for which `tests/test_tidy.py` has a rule."""
+    """Return the sentences that begin with a pronoun for a noun, or call a client a person."""
     lines = [cell for part in _ENDS.split(_BLOCK.sub("", text)) for cell in part.split(" | ")]
     plain = [" ".join(_MARKS.sub("", each.removeprefix("| ")).split()) for each in lines]
-    return [found for each in plain for found in dark_sentences(_QUESTION.sub("", each))]
+    rules = (LATE_SUBJECT, A_PERSON)
+    return [
+        found for each in plain for rule in rules for found in rule.findall(_QUESTION.sub("", each))
+    ]
 
 
 def words_of(part: str) -> int:

@@ -61,6 +61,14 @@ class NotedWriter:
         self.calls.append("delete" if delete else "close")
 
 
+class NotedLog:
+    """Takes records."""
+
+    def is_end_of_stream_marked(self) -> bool:
+        """It is not sealed."""
+        return False
+
+
 class NotedNamespace:
     """Holds two logs of bytes."""
 
@@ -73,6 +81,11 @@ class NotedNamespace:
         """Return those of them that there are."""
         self.looked_up += 1
         return {name: self.kinds[name] for name in names if name in self.kinds}
+
+    def open_log(self, name: str) -> contextlib.AbstractContextManager[NotedLog]:
+        """Open one that is there."""
+        assert name in self.kinds
+        return contextlib.nullcontext(NotedLog())
 
     def create_log(self, name: str, *, schema: pa.Schema | None) -> None:
         """Create one that is not there."""

@@ -313,7 +313,8 @@ def test_a_cold_object_is_lost(watched: Watched, tmp_path: Path, operator: Opera
     wait_until(is_seen, timeout_s=WAIT_S)
     during = watched.look()
     operator = operator.knowing(LOG="cold")
-    assert "are lost with object" in operator.look("DlogColdDamage")
+    # The status has the ledger at once, and the reason after the first try to mend it.
+    wait_until(lambda: "are lost with object" in operator.look("DlogColdDamage"), timeout_s=WAIT_S)
     (folder,) = tier.glob("*/*/1")
     for each in kept.iterdir():
         each.rename(folder / each.name)

@@ -50,7 +50,7 @@ _PATIENCE_S = 10.0
 @click.group("proxy")
 @common_options
 def proxy_group() -> None:
-    """Serve logs to Arrow Flight clients, and manage the proxies that do."""
+    """Serve logs to clients of Arrow Flight; manage proxies."""
 
 
 @proxy_group.command("run", epilog="Example: dlog proxy run --port 4190")

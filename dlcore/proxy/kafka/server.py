@@ -289,9 +289,14 @@ class _Connection:
                     self._calls.received()
                 else:
                     await self._handle(Taken(answer))
-            case Close(reason, to_do):
-                if to_do:  # the client is not told: to it the records are written
-                    logger.warning("Kafka's client %s: %s; to do: %s", self.peer, reason, to_do)
+            case Close(reason, loses_records):
+                if loses_records:  # the client gets no answer, and takes them for written
+                    logger.warning(
+                        "Kafka's client %s: %s; to do: set acks=all in the client, which takes "
+                        "records for written that are lost",
+                        self.peer,
+                        reason,
+                    )
                 raise _ClosedError(reason)
             case _:
                 assert_never(effect)

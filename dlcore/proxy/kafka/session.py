@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 MECHANISMS = ("PLAIN", "OAUTHBEARER")
 """Both carry a bearer token; PLAIN has it as the password, with any name."""
 _NO_ANSWER = "records with acks=0: expected -1, since a refusal needs an answer"
-_ASK_FOR_ANSWERS = "set acks=all in the client, which takes records for written that are lost"
 UNKNOWN_BYTES_MAX = 64 * 1024
 REQUEST_BYTES_MAX = 256 * 1024
 """Most bytes of a request without records; one that names 4,000 logs has about as many."""
@@ -148,10 +147,10 @@ class Perform:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Effect: close the connection, for a reason, and tell the operator if there is work to do."""
+    """Effect: close the connection, for a reason; the client may take lost records for written."""
 
     reason: str
-    to_do: str = ""
+    loses_records: bool = False
 
 
 Effect: TypeAlias = Send | SendLater | Prove | Perform | Close
@@ -222,7 +221,7 @@ class KafkaSession(Machine[SessionState]):
         if self.state is not _S.READY:
             return self._close(f"call {request.call} before a proof of who calls: expected SASL")
         if request.call == PRODUCE and not request.body.acks:
-            return self._close(_NO_ANSWER, to_do=_ASK_FOR_ANSWERS)
+            return self._close(_NO_ANSWER, loses_records=True)
         self._become(_S.BUSY)
         return [Perform(request)]
 
@@ -266,9 +265,9 @@ class KafkaSession(Machine[SessionState]):
         )
         return Send(make.framed(self._proof.number, body))
 
-    def _close(self, reason: str, *, to_do: str = "") -> Sequence[Effect]:
+    def _close(self, reason: str, *, loses_records: bool = False) -> Sequence[Effect]:
         self._become(_S.CLOSED)
-        return [Close(reason, to_do)]
+        return [Close(reason, loses_records)]
 
 
 def token_of(mechanism: str, sent: bytes) -> str:
