@@ -29,7 +29,7 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.entries.body import decode_entry_header
 from dlcore.log.metadata.chunks import ChunkMissingError
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.metadata.listing import read_names
+from dlcore.log.metadata.listing import list_logs
 from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import Chunk, LogHead, LogKey, SegmentEnd, VersionedHead
@@ -153,14 +153,13 @@ async def find_nameless(context: LogContext, *, report: Report = lambda *_: None
 
 async def _named_logs(context: LogContext, report: Report) -> set[str]:
     """Return the ids of the logs to which names lead."""
-    await persistently(lambda: context.store.sync(context.paths.logs))
     found: set[str] = set()
-    for number, bucket in enumerate(BUCKETS):
-        report("names looked at, parts", number, len(BUCKETS))
-        path = context.paths.log_bucket(bucket)
-        children = await persistently(partial(context.store.get_children, path)) or []
-        names = await read_names(context.store, [f"{path}/{child}" for child in children])
-        found |= {log.log_id for log in names}
+    number = 0
+    async with aclosing(list_logs(context.store, context.paths)) as listed:
+        async for logs in listed:
+            report("names looked at, parts", number, len(BUCKETS))
+            found |= {log.log_id for log in logs}
+            number += 1
     return found
 
 

@@ -59,6 +59,17 @@ async def list_pages(
         yield page
 
 
+async def list_logs(
+    store: MetadataStore, paths: NamespacePaths
+) -> AsyncGenerator[list[LogMetadata], None]:
+    """Yield the logs of each of `BUCKETS` in turn; a log with a damaged name is left out."""
+    await persistently(lambda: store.sync(paths.logs))
+    for bucket in BUCKETS:
+        path = paths.log_bucket(bucket)
+        children = await persistently(partial(store.get_children, path)) or []
+        yield await read_names(store, [f"{path}/{child}" for child in children])
+
+
 def place_of(name: str) -> tuple[str, str]:
     """Return the sort key of a name in a listing: its bucket, then the name."""
     return bucket_of(name), name

@@ -10,8 +10,8 @@ from dlcore.base.errors import MetadataVersionError, NoNodeError, OwnershipAcqui
 from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.metadata.store import persistently
 from dlcore.log.staging.commit import held_log
-from dlcore.metadata.paths import unescape
 from dlcore.ops.upkeep.expiry import complete_unowned
+from dlcore.ops.upkeep.strays import tier_urls
 
 if TYPE_CHECKING:
     from dlcore.log.cold.table_format import TableForm
@@ -50,8 +50,7 @@ class Preparation:
                 f"the log has a table of the kind {settings.table}, whose versions are not "
                 "redacted: unset `table` and delete the table first"
             )
-        tiers = await persistently(lambda: context.store.get_children(context.paths.tiers))
-        for tier in map(unescape, tiers or ()):
+        for tier in await tier_urls(context):
             folder = f"{tier}/{context.cluster_id}/{self._log.log_id}"
             found += [
                 f"in {folder} is a table of the kind {form.kind} that does not follow the log any "

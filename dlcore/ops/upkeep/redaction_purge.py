@@ -18,7 +18,7 @@ from dlcore.log.metadata.store import persistently
 from dlcore.metadata.paths import is_number, unescape
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
-from dlcore.ops.upkeep.strays import delete_unnamed
+from dlcore.ops.upkeep.strays import delete_unnamed, tier_urls
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 
 if TYPE_CHECKING:
@@ -182,10 +182,9 @@ class Purger:
             ObjectStoreError: a store does not answer.
         """
         context = self._context
-        tiers = await persistently(lambda: context.store.get_children(context.paths.tiers))
         count, kept = 0, list[str]()
-        for tier in tiers or ():
-            folder = f"{unescape(tier)}/{context.cluster_id}/{self._log.log_id}"
+        for tier in await tier_urls(context):
+            folder = f"{tier}/{context.cluster_id}/{self._log.log_id}"
             guard = await self._guard(folder)
             async for page in context.cold.objects.list_below(folder):
                 for start in range(0, len(page), _LEDGERS_AT_ONCE):

@@ -30,6 +30,12 @@ _NAME = re.compile(r"(?P<ledger>\d{1,19})-(?P<token>.+)-\d+-\d+\.parquet")
 _LEDGERS_AT_ONCE = 100
 
 
+async def tier_urls(context: LogContext, *, fresh: bool = False) -> list[str]:
+    """Return the URLs of the tiers that the cluster remembers, in no order."""
+    names = await persistently(lambda: context.store.get_children(context.paths.tiers, fresh=fresh))
+    return [unescape(each) for each in names or ()]
+
+
 async def delete_strays(context: LogContext, *, age_s: float) -> int:
     """Delete the objects that no ledger names and that are older than this; return how many.
 
@@ -38,7 +44,7 @@ async def delete_strays(context: LogContext, *, age_s: float) -> int:
     """
     if await persistently(lambda: context.store.get(context.paths.restored, fresh=True)):
         return 0
-    tiers = await persistently(lambda: context.store.get_children(context.paths.tiers))
+    tiers = await tier_urls(context)
     count = 0
     troubles = Troubles()
     before_ms = context.clock.now_ms() - int(age_s * 1000)
@@ -47,7 +53,7 @@ async def delete_strays(context: LogContext, *, age_s: float) -> int:
     from dlcore.ops.upkeep.table_guard import TableGuard  # it loads Arrow
 
     for tier in tiers:
-        folder = f"{unescape(tier)}/{context.cluster_id}"
+        folder = f"{tier}/{context.cluster_id}"
         guard = TableGuard(context, folder, troubles)
         with troubles.isolated(f"stray objects below {folder}"):
             async with aclosing(context.cold.objects.list_below(folder)) as pages:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError, DLError, UnsupportedError
-from dlcore.log.metadata.listing import read_names
-from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.listing import list_logs
 from dlcore.metadata.cluster_settings import ClusterSettingsStore
-from dlcore.metadata.paths import BUCKETS, unescape
+from dlcore.ops.upkeep.strays import tier_urls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +37,7 @@ async def known_tiers(context: LogContext) -> list[KnownTier]:
     Raises:
         MetadataError: the metadata does not answer.
     """
-    return [await _tried(context, url) for url in await _urls(context)]
+    return [await _tried(context, url) for url in sorted(await tier_urls(context, fresh=True))]
 
 
 async def forget_tier(context: LogContext, url: str) -> None:
@@ -53,7 +51,7 @@ async def forget_tier(context: LogContext, url: str) -> None:
         CorruptMetadataError: of a damaged ledger it is not known whether it is there.
         MetadataError: the metadata does not answer.
     """
-    known = await _urls(context)
+    known = sorted(await tier_urls(context, fresh=True))
     if url not in known:
         raise ConfigurationError(
             f"tier {url!r}: expected one that the cluster remembers: {', '.join(known) or 'none'}"
@@ -61,11 +59,6 @@ async def forget_tier(context: LogContext, url: str) -> None:
     if (user := await _user_of(context, url)) is not None:
         raise UnsupportedError(f"tier {url!r} is in use: {user}")
     await context.store.delete(context.paths.tier(url))
-
-
-async def _urls(context: LogContext) -> list[str]:
-    names = await persistently(lambda: context.store.get_children(context.paths.tiers, fresh=True))
-    return sorted(map(unescape, names or ()))
 
 
 async def _tried(context: LogContext, url: str) -> KnownTier:
@@ -85,13 +78,11 @@ async def _user_of(context: LogContext, url: str) -> str | None:
     tables = await ClusterSettingsStore(context.store, context.paths).read()
     if tables.get("autorecovery", {}).get("tier") == url:
         return "the setting autorecovery.tier of the cluster names it: change that first"
-    for bucket in BUCKETS:
-        path = context.paths.log_bucket(bucket)
-        children = await persistently(partial(context.store.get_children, path, fresh=True))
-        logs = await read_names(context.store, [f"{path}/{child}" for child in children or ()])
-        for log, settings in zip(logs, await context.logs.read_settings_of(logs), strict=True):
-            if settings.tier_url == url:
-                return f"the setting `tier` of log {log.name!r} names it: change that first"
+    async with aclosing(list_logs(context.store, context.paths)) as listed:
+        async for logs in listed:
+            for log, settings in zip(logs, await context.logs.read_settings_of(logs), strict=True):
+                if settings.tier_url == url:
+                    return f"the setting `tier` of log {log.name!r} names it: change that first"
     some: list[int] = []
     async with aclosing(context.ledger_store.list_ledgers()) as ledger_ids:
         async for ledger_id in ledger_ids:
