@@ -37,14 +37,14 @@ from dlcore.transport.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from dlcore.access.principals import Caller, Principal
+    from dlcore.access.principals import Principal
     from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.proxy.callers import Callers
     from dlcore.proxy.config import ProxyConfig
-    from dlcore.proxy.gatekeeper import Gatekeeper
+    from dlcore.proxy.gatekeeper import Entry, Gatekeeper
     from dlcore.proxy.kafka.calls import Answer, Later
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.reading.serving import ReadPath
@@ -168,8 +168,89 @@ class _ClosedError(Exception):
     """The connection is closed, for a reason."""
 
 
+class _Link:
+    """The streams of one connection; a peer that is late is cut off by `look`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._transport = writer.transport
+        # An answer counts as received when the kernel has all of it.  Not 0: with TLS asyncio then
+        # waits although nothing is left to send, until the client sends something.
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        self._reads_until_s = self._writes_until_s = inf
+
+    async def read(self, count: int, within_s: float) -> bytes:
+        """Return so many bytes."""
+        self._reads_until_s = steady_s() + within_s
+        try:
+            return await self._reader.readexactly(count)
+        finally:
+            self._reads_until_s = inf
+
+    async def write(self, parts: Sequence[Any]) -> None:
+        """Send these parts, and wait until the kernel has nearly all of them."""
+        self._writes_until_s = steady_s() + _SEND_S
+        self._writer.writelines(parts)
+        await self._writer.drain()
+        self._writes_until_s = inf
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the peer has not sent or taken in time."""
+        return min(self._reads_until_s, self._writes_until_s) < now_s
+
+    def abort(self) -> None:
+        """End the connection, without a goodbye: TLS waits for that of the client."""
+        self._transport.abort()
+
+
+class _Client:
+    """The identity of one client: by its certificate or its host at first, later by its tokens."""
+
+    def __init__(self, writer: asyncio.StreamWriter, callers: Callers, gate: Gatekeeper) -> None:
+        self._callers = callers
+        self._gate = gate
+        host, port, *_ = writer.get_extra_info("peername")
+        self._host = str(host).removeprefix("::ffff:")
+        self.address = address_of(self._host, port)
+        certificate = writer.get_extra_info("peercert")
+        self.caller = callers.of_connection(certificate, self._host)
+        """None: it must prove who it is."""
+        self._proven_as: Principal | None = None
+
+    async def proven(self, token: str) -> Event:
+        """Check a token; a client that is known already must stay the same."""
+        try:
+            caller = await self._callers.user_of(token, self._host)
+            before = self._proven_as
+            if before is not None and before != caller.principal:
+                raise UnauthenticatedError(
+                    f"a token of {caller.principal} on a connection of {before}"
+                )
+        except DLError as error:
+            if isinstance(error, UnauthenticatedError):
+                self._gate.tell_unproven(self._host, self.address, entrances.SASL.name, error)
+            return Refused(f"{error}")
+        self.caller, self._proven_as = caller, caller.principal
+        if caller.expires_at is None:
+            return Proven(None)
+        return Proven(max(1, int((caller.expires_at - wall_s()) * 1000)))
+
+    def enter(self, name: str) -> AbstractAsyncContextManager[Entry]:
+        """Enter by an entrance; the client is known.
+
+        Raises:
+            _ClosedError: its token is not good any more.
+        """
+        caller = self.caller
+        assert caller is not None
+        if caller.expires_at is not None and caller.expires_at <= wall_s():
+            raise _ClosedError(f"the token of {caller.principal} has expired")
+        return self._gate.enter_as(caller, self.address, name)
+
+
 class _Connection:
-    """One client."""
+    """One connection of a client."""
 
     def __init__(
         self,
@@ -179,29 +260,21 @@ class _Connection:
         callers: Callers,
         gate: Gatekeeper,
     ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._transport = writer.transport
-        # An answer counts as received when the kernel has all of it.  Not 0: with TLS asyncio then
-        # waits although nothing is left to send, until the client sends something.
-        self._transport.set_write_buffer_limits(high=1, low=0)
-        self._callers = callers
-        self._gate = gate
-        host, port, *_ = writer.get_extra_info("peername")
-        self._host = str(host).removeprefix("::ffff:")
-        self.peer = address_of(self._host, port)
-        self._calls = Calls(shared, on_stall=self._transport.abort)
+        self._link = _Link(reader, writer)
+        self._client = _Client(writer, callers, gate)
+        self._calls = Calls(shared, on_stall=self._link.abort)
         self._puts = shared.puts
         self._later: asyncio.Queue[Later] = asyncio.Queue(_UNANSWERED_MAX)
-        self._reads_until_s = self._writes_until_s = inf
-        certificate = writer.get_extra_info("peercert")
-        self._caller = callers.of_connection(certificate, self._host)
-        self._proven_as: Principal | None = None
         self._session = KafkaSession(
-            is_known=self._caller is not None,
+            is_known=self._client.caller is not None,
             checks_tokens=callers.checks_tokens,
             produce_bytes_max=shared.config.message_bytes_max,
         )
+
+    @property
+    def peer(self) -> str:
+        """The ``host:port`` of the client."""
+        return self._client.address
 
     async def run(self) -> None:
         """Serve until the connection ends."""
@@ -215,13 +288,13 @@ class _Connection:
             logger.debug("Kafka's client %s has left: %s", self.peer, error)
         finally:
             self._calls.close()
-            self._transport.abort()  # TLS waits for the client to say goodbye
+            self._link.abort()
 
     def look(self, now_s: float) -> None:
         """Cut the client off if it is late."""
-        if min(self._reads_until_s, self._writes_until_s) < now_s:
+        if self._link.is_late(now_s):
             logger.info("Kafka's client %s is cut off: it was silent for too long", self.peer)
-            self._transport.abort()
+            self._link.abort()
 
     async def _receive(self) -> None:
         """Take the requests."""
@@ -233,24 +306,17 @@ class _Connection:
 
     async def _step(self, within_s: float) -> None:
         """Take one request that begins within a time, and answer it, or let it be answered."""
-        head = await self._read(_SIZE_BYTES + _CALL_BYTES, within_s)
+        head = await self._link.read(_SIZE_BYTES + _CALL_BYTES, within_s)
         count = int.from_bytes(head[:_SIZE_BYTES], signed=True)
         call = int.from_bytes(head[_SIZE_BYTES:])
         self._require(count, self._session.bytes_max_of(call))
         try:
             with self._held(call, count):
-                rest = await self._read(count - _CALL_BYTES, _REQUEST_S)
+                rest = await self._link.read(count - _CALL_BYTES, _REQUEST_S)
                 frame = head[_SIZE_BYTES:] + rest
                 await self._handle(Received(frame))
         except DLError as error:
             raise _ClosedError(f"call {call}: {error}") from error
-
-    async def _read(self, count: int, within_s: float) -> bytes:
-        self._reads_until_s = steady_s() + within_s
-        try:
-            return await self._reader.readexactly(count)
-        finally:
-            self._reads_until_s = inf
 
     def _require(self, count: int, count_max: int) -> None:
         if not _CALL_BYTES <= count <= count_max:
@@ -258,15 +324,16 @@ class _Connection:
 
     def _held(self, call: int, size_bytes: int) -> AbstractContextManager[None]:
         """Hold memory for records while they are received and taken."""
-        if call != messages.PRODUCE or self._caller is None:
+        caller = self._client.caller
+        if call != messages.PRODUCE or caller is None:
             return nullcontext()
-        return self._puts.received(Holder(self.peer, self._caller.account), size_bytes)
+        return self._puts.received(Holder(self.peer, caller.account), size_bytes)
 
     async def _answer(self) -> None:
         """Send the answers to requests that were taken."""
         while True:
             answer = await self._later.get()
-            await self._write(await answer())
+            await self._link.write(await answer())
             self._later.task_done()
 
     async def _handle(self, event: Event) -> None:
@@ -277,11 +344,11 @@ class _Connection:
         match effect:
             case Send(parts):
                 await self._later.join()
-                await self._write(parts)
+                await self._link.write(parts)
             case SendLater(answer):
                 await self._later.put(answer)
             case Prove(token):
-                await self._handle(await self._proven(token))
+                await self._handle(await self._client.proven(token))
             case Perform(request):
                 answer = await self._performed(request)
                 if isinstance(answer, list):
@@ -301,44 +368,11 @@ class _Connection:
             case _:
                 assert_never(effect)
 
-    async def _write(self, parts: Sequence[Any]) -> None:
-        self._writes_until_s = steady_s() + _SEND_S
-        self._writer.writelines(parts)
-        await self._writer.drain()
-        self._writes_until_s = inf
-
-    async def _proven(self, token: str) -> Event:
-        """Check a token; a client that is known already must stay the same."""
-        try:
-            caller = await self._callers.user_of(token, self._host)
-            before = self._proven_as
-            if before is not None and before != caller.principal:
-                raise UnauthenticatedError(
-                    f"a token of {caller.principal} on a connection of {before}"
-                )
-        except DLError as error:
-            if isinstance(error, UnauthenticatedError):
-                self._gate.tell_unproven(self._host, self.peer, entrances.SASL.name, error)
-            return Refused(f"{error}")
-        self._caller, self._proven_as = caller, caller.principal
-        if caller.expires_at is None:
-            return Proven(None)
-        return Proven(max(1, int((caller.expires_at - wall_s()) * 1000)))
-
     async def _performed(self, request: Any) -> Answer | Later:
-        caller = self._known()
         name = ENTRANCE_OF[request.call].name
-        async with self._gate.enter_as(caller, self.peer, name) as entry:
+        async with self._client.enter(name) as entry:
             try:
                 return await self._calls.perform(request, entry)
             except DLError as error:
                 # Each log has a code of its own; this is an outage, after which clients ask again.
                 raise _ClosedError(f"{name}: {error}") from error
-
-    def _known(self) -> Caller:
-        """Return the caller, whose token must be good still."""
-        caller = self._caller
-        assert caller is not None
-        if caller.expires_at is not None and caller.expires_at <= wall_s():
-            raise _ClosedError(f"the token of {caller.principal} has expired")
-        return caller
