@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from bookie.serving.admission import Admission
 from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
@@ -93,8 +94,7 @@ class BookieService(Shared[Connection]):
             ),
             read_budget=ReadBudget(read_bytes_max, on_wait=self._relieve_later),
             receive_budget=ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later),
-            client_names=client_names,
-            new_access=new_access,
+            admission=Admission(client_names, new_access),
         )
         self._relief: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
@@ -163,7 +163,7 @@ class BookieService(Shared[Connection]):
         for connection in list(self.connections):
             connection.begin_drain()
         for connection in list(self.connections):
-            await connection.settled.wait()
+            await connection.writes.settled.wait()
 
     async def aclose(self, *, grace_s: float) -> None:
         """End every connection; answers in transit get up to `grace_s` seconds."""
@@ -172,7 +172,7 @@ class BookieService(Shared[Connection]):
             if timer is not None:
                 timer.cancel()
         for connection in list(self.connections):
-            connection.close()
+            connection.socket.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 for connection in list(self.connections):

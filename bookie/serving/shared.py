@@ -8,13 +8,10 @@ from bookie.serving.turns import Turns
 from dlcore.wire.memory import ReceiveMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bookie.serving.access import Access
+    from bookie.serving.admission import Admission
     from bookie.serving.read_budget import ReadBudget
     from bookie.serving.receive_budget import ReceiveBudget
     from bookie.serving.session import Bounds
-    from dlcore.access.client_names import ClientNames
     from dlcore.base.ids import BookieId
 
 _Connection = TypeVar("_Connection")
@@ -31,16 +28,14 @@ class Shared(Generic[_Connection]):
         bounds: Bounds,
         read_budget: ReadBudget,
         receive_budget: ReceiveBudget,
-        client_names: ClientNames,
-        new_access: Callable[[], Access] | None,
+        admission: Admission,
     ) -> None:
         self.bookie = bookie
         self.cluster_id = cluster_id
         self.bounds = bounds
         self.read_budget = read_budget
         self.receive_budget = receive_budget
-        self.client_names = client_names
-        self.new_access = new_access
+        self.admission = admission
         self.turns = Turns()
         self.memory = ReceiveMemory()
         self.connections: dict[_Connection, None] = {}

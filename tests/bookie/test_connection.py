@@ -88,7 +88,7 @@ def test_a_defect_has_an_answer_and_is_logged(
                     assert "KeyError" in failed.detail
             await still_works(end)
 
-    with caplog.at_level(logging.ERROR, "bookie.serving.connection"):
+    with caplog.at_level(logging.ERROR, "bookie.serving.reported"):
         run(scenario)
     assert caplog.text.count("\nKeyError: 'planted'") >= 3  # each with its traceback
 
@@ -185,9 +185,9 @@ def test_a_read_that_waits_is_cancelled(tmp_path: Path) -> None:
                 await still_works(end)
                 budget.give(200_000)
                 (connection,) = served.service.connections
-                while connection._reads or connection._steps:  # noqa: ASYNC110  # as above
+                while connection.reads.single or connection.reads.steps:  # noqa: ASYNC110  # as above
                     await asyncio.sleep(0.005)
-                assert (budget.free, connection._streams) == (200_000, {})
+                assert (budget.free, connection.reads.streams) == (200_000, {})
 
     run(scenario)
 
@@ -210,7 +210,7 @@ def test_a_connection_that_is_lost_as_a_message_begins_takes_nothing_along(
                 connection.connection_lost(None)  # in the same turn of the loop
                 assert budget.is_exhausted
                 budget.give(200_000)
-                while connection._steps:  # noqa: ASYNC110  # it has its turn
+                while connection.reads.steps:  # noqa: ASYNC110  # it has its turn
                     await asyncio.sleep(0)
             assert (budget.free, budget.is_exhausted) == (200_000, False)
 
@@ -267,7 +267,7 @@ def test_a_bookie_that_shuts_down_refuses_what_writes_and_who_follows(tmp_path: 
                 (number, BookieUnavailableError) for number in (6, 7, 8)
             ]
             (connection,) = served.service.connections
-            assert list(connection._streams) in ([4], [])
+            assert list(connection.reads.streams) in ([4], [])
             await still_works(end)
 
     run(scenario)
@@ -308,7 +308,7 @@ def test_who_was_refused_gets_nothing_more(
             (connection,) = served.service.connections
             for entry_id in range(1, 9):
                 await add(frame_of(1, entry_id, lac=entry_id - 1))
-            assert not connection._steps
+            assert not connection.reads.steps
             assert await end.receive() is None
 
     with caplog.at_level(logging.ERROR):
@@ -333,7 +333,7 @@ def test_who_takes_nothing_for_long_is_given_up(
                     end.send(ReadEntries(number, 1, 0, 14, 1, 1_000_000, 16_000_000))
                 await connection.closed.wait()
             assert budget.free == whole
-            connection.close()  # ending it again does no harm
+            connection.socket.close()  # ending it again does no harm
             connection.abort()
             connection._tick()
 

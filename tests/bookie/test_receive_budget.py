@@ -248,8 +248,7 @@ def test_who_is_not_read_for_he_takes_no_answers_sends_slowly_too(tmp_path: Path
             assert not sends_slowly(1.0, 1.0)
             await begin(end, 1)
             await until(lambda: connection._room.held_bytes > 0)
-            assert connection._transport is not None
-            connection._transport.pause_reading()
+            connection.socket.set_reading(is_reading=False)
             connection.session.intake.is_reading = False
             assert not sends_slowly(100.0, 0.0)
             connection.pause_writing()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bookie.serving import connection as connection_module, service as service_module, session
-from bookie.serving.connection import Connection
+from bookie.serving import service as service_module, session
+from bookie.serving.client_socket import UNSENT_BYTES_HIGH
 from bookie.serving.read_budget import ReadBudget
+from bookie.serving.reads_in_progress import ReadsInProgress
 from bookie.storage.reads import Reads
 from dlcore.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
@@ -194,8 +195,7 @@ def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(
                 first += ADD_FRAMES_MAX
                 await asyncio.sleep(0)
             assert len(connection.session.writes._others) <= 2 * ADD_FRAMES_MAX
-            assert connection._transport is not None
-            assert connection._transport.get_write_buffer_size() < 2**20
+            assert connection.socket.unsent_bytes < 2**20
             client = client_of(served)
             await client.add_entry(BOOKIE, frame_of(1, 0))
             await client.aclose()
@@ -360,8 +360,7 @@ def test_the_same_budget_bounds_single_entries(
             connections = list(served.service.connections)
 
             def unsent_bytes() -> int:
-                buffers = (each._transport for each in connections)
-                return sum(each.get_write_buffer_size() for each in buffers if each is not None)
+                return sum(each.socket.unsent_bytes for each in connections)
 
             # First the network's own buffers take a few entries of each.
             state, turns = (0, 0), 0
@@ -370,7 +369,7 @@ def test_the_same_budget_bounds_single_entries(
                 stands = state == before and budget.is_exhausted and unsent_bytes() > 0
                 turns = turns + 1 if stands else 0
                 await asyncio.sleep(0.005)
-            unseen_bytes = clients * connection_module._UNSENT_BYTES_HIGH
+            unseen_bytes = clients * UNSENT_BYTES_HIGH
             assert unsent_bytes() <= budget_bytes + unseen_bytes
             for each in connections:
                 each.abort()
@@ -393,11 +392,10 @@ def test_single_entries_wait_for_a_client_that_takes_nothing(tmp_path: Path) -> 
             (connection,) = (each for each in served.service.connections if each._end._last_id == 0)
             end.writer.transport.pause_reading()  # type: ignore[attr-defined]
             end.send(*(ReadEntry(number, 1, 0, fence=False) for number in range(1, count + 1)))
-            assert connection._transport is not None
             while not connection.session.patience.is_stalled:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             for _ in range(100):
-                assert connection._transport.get_write_buffer_size() < 5 * size
+                assert connection.socket.unsent_bytes < 5 * size
                 await asyncio.sleep(0)
             end.writer.transport.resume_reading()  # type: ignore[attr-defined]
             for _ in range(count):
@@ -575,15 +573,16 @@ def test_a_read_whose_client_goes_before_it_began_leaves_nothing(
     """Goal: a connection that ends in the turn in which a read came prints no warning."""
 
     async def scenario() -> None:
-        take = Connection._read
+        take = ReadsInProgress.begin
         taken = asyncio.Event()
 
-        def take_and_end(connection: Connection, request: ReadLac | ReadEntry) -> None:
-            take(connection, request)
+        def take_and_end(reads: ReadsInProgress, request: ReadLac | ReadEntry) -> None:
+            take(reads, request)
+            (connection,) = served.service.connections
             connection.connection_lost(None)
             taken.set()
 
-        monkeypatch.setattr(Connection, "_read", take_and_end)
+        monkeypatch.setattr(ReadsInProgress, "begin", take_and_end)
         async with serve(tmp_path) as served, raw_connection(served.address) as end:
             end.send(read)
             await taken.wait()

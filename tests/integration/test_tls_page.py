@@ -53,7 +53,7 @@ def test_bookies_and_clients_accept_each_other(folder: Path, tmp_path: Path) -> 
             for number, name in enumerate(("client-1", "bookie-1")):
                 client = client_of(served, files_of(folder, name))
                 await client.add_entry(BOOKIE, frame_of(1, number))
-                (peer,) = (each.peer_name for each in served.service.connections)
+                (peer,) = (each.socket.peer for each in served.service.connections)
                 assert peer == name
                 assert len(await client.list_entries(BOOKIE, ledger_id=1)) == 1
                 await client.aclose()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.serving import session as session_module
-from bookie.serving.connection import Connection as BookieConnection
+from bookie.serving.writes_in_flight import WritesInFlight
 from dlcore.base.errors import DLError, NoSuchEntryError
 from dlcore.transport.session import ClientSession, EndRead
 from dlcore.wire.bookie_end import BookieEnd
@@ -44,13 +44,13 @@ def adds_are_acknowledged_on_arrival() -> Iterator[None]:
     """A bookie answers when it has taken an add, and not when that is durable."""
 
     def fly(
-        self: BookieConnection, ids: Sequence[int], size: int, future: asyncio.Future[None]
+        self: WritesInFlight, ids: Sequence[int], size: int, future: asyncio.Future[None]
     ) -> None:
         future.add_done_callback(lambda done: done.exception())
         stored = session_module.Stored([session_module.Outcome(ids, size)])
-        asyncio.get_running_loop().call_soon(self._handle, stored)
+        asyncio.get_running_loop().call_soon(self._tell, stored)
 
-    with patch.object(BookieConnection, "_fly", fly):
+    with patch.object(WritesInFlight, "_fly", fly):
         yield
 
 

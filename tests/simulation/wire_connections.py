@@ -175,7 +175,7 @@ class Listener:
     @property
     def is_read_from(self) -> bool:
         """Whether it has not seen the end of some reader yet."""
-        return any(each._streams for each in self._service.connections)
+        return any(each.reads.streams for each in self._service.connections)
 
     def accept(self, client: str) -> Connection:
         """Return the protocol of a new connection."""

@@ -326,7 +326,7 @@ def test_a_reader_that_stops_early_ends_the_read_at_the_bookie(tmp_path: Path) -
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: not any(each._streams for each in served.service.connections))
+            await until(lambda: not any(each.reads.streams for each in served.service.connections))
             assert not served.storage.followers.ledgers()
 
     run(scenario)

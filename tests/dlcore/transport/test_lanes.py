@@ -126,6 +126,6 @@ def _with_full_windows(served: ServedBookie) -> set[int]:
     return {
         id(stream)
         for connection in served.service.connections
-        for stream in connection._streams.values()
+        for stream in connection.reads.streams.values()
         if connection._end.window_of(stream.request_id) <= 0
     }

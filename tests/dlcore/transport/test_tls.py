@@ -50,7 +50,7 @@ def test_the_bookie_knows_the_name_in_the_clients_certificate(tmp_path: Path) ->
             client = client_of(served, tls.client)
             frame = frame_of(1, 0, b"x" * 3_000_000)
             await client.add_entry(BOOKIE, frame)
-            assert [each.peer_name for each in served.service.connections] == ["writer-7"]
+            assert [each.socket.peer for each in served.service.connections] == ["writer-7"]
             chunks = client.read_entries(BOOKIE, ledger_id=1, first_entry_id=0, last_entry_id=0)
             assert [bytes(each) for each in await anext(chunks)] == [frame]
             await chunks.aclose()
