@@ -131,7 +131,9 @@ def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: i
     """Change a byte of a stored frame, and return its file."""
     location = storage.core.reader.find(ledger_id, entry_id)
     assert location is not None
-    disk.corrupt(file_name(location.file_number), location.offset + location.size - 1, b"\xff")
+    disk.folder.corrupt(
+        file_name(location.file_number), location.offset + location.size - 1, b"\xff"
+    )
     return location.file_number
 
 
@@ -188,11 +190,11 @@ def crash_while_compacting(seed: int, step: int) -> tuple[int, int]:
         storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
         await fill(storage)
         await delete_doomed(storage)
-        before = disk.steps
-        disk.crash_at_step = before + step
+        before = disk.device.steps
+        disk.device.crash_at_step = before + step
         with contextlib.suppress(BookieError):
             await storage.upkeep.compact()
-        steps = disk.steps - before
+        steps = disk.device.steps - before
         disk.crash(keep_cache=seed % 2 == 1)
         await storage.aclose()
         async with open_storage(disk, CONFIG) as storage:
@@ -258,7 +260,7 @@ def test_garbage_that_is_only_in_the_cache_is_not_deleted_yet() -> None:
             await storage.upkeep.compact()
         await storage.aclose()
         disk.sync = sync  # type: ignore[method-assign]
-        disk.crash_at_step = disk.steps + step
+        disk.device.crash_at_step = disk.device.steps + step
         with contextlib.suppress(BookieError):
             storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
             await storage.aclose()
@@ -344,7 +346,7 @@ def test_one_bad_entry_and_one_bad_footer_stop_nothing() -> None:
             place = storage.core.handles.place(bad_footer_file)
             assert place is not None
             storage.core.handles.let_go(bad_footer_file)
-            disk.corrupt(file_name(bad_footer_file), place.offset + 60, b"\xff\xff")
+            disk.folder.corrupt(file_name(bad_footer_file), place.offset + 60, b"\xff\xff")
             report = await storage.upkeep.compact()
             assert report.files_compacted == files - 2
             assert sorted(report.files_left_alone) == [bad_entry_file, bad_footer_file]
@@ -499,14 +501,14 @@ def test_a_read_only_bookie_frees_space_by_compaction() -> None:
             await fill(storage)
             await delete_doomed(storage)
             left = storage.core.log.claimed_bytes + 4_000
-            disk.filler_bytes = disk.space().free_bytes - left
+            disk.room.filler_bytes = disk.space().free_bytes - left
             storage.status.look()
             assert storage.status.stats().is_read_only
             report = await storage.upkeep.compact()
             assert report.files_compacted == 0
             assert report.files_without_room > 5
             assert report.bytes_copied == 0
-            disk.filler_bytes -= 4_000
+            disk.room.filler_bytes -= 4_000
             lowest = []
             space = disk.space
 
@@ -541,7 +543,7 @@ def test_a_disk_that_fills_up_meanwhile_gets_no_copies() -> None:
 
             def full_from_now_on() -> DiskSpace:
                 now = space()
-                disk.fill(leave_bytes=100)
+                disk.room.fill(leave_bytes=100)
                 return now
 
             disk.space = full_from_now_on  # type: ignore[method-assign]

@@ -245,7 +245,7 @@ def test_what_was_found_for_the_next_chunk_is_bounded_and_no_answer_by_itself() 
             assert await chunk_from(100, last=100) == frames[100:101]
             location = storage.core.reader.find(1, 101)
             assert location is not None
-            disk.corrupt(file_name(location.file_number), location.offset + 50, b"\xff")
+            disk.folder.corrupt(file_name(location.file_number), location.offset + 50, b"\xff")
             with pytest.raises(BookieStorageError, match="entry 1:101 is damaged"):
                 await chunk_from(101)
             assert await chunk_from(99) == frames[99:101]  # keeps where the next ones are
@@ -269,7 +269,7 @@ def test_damage_among_many_entries_is_found_and_belongs_to_one_of_them() -> None
             location = storage.core.reader.find(1, 50)
             assert location is not None
             name = file_name(location.file_number)
-            disk.corrupt(name, location.offset + location.size // 2, b"\xff")
+            disk.folder.corrupt(name, location.offset + location.size // 2, b"\xff")
             with pytest.raises(BookieStorageError, match="entry 1:50 is damaged"):
                 await chunk_of(storage, 0)
             assert storage.core.damage.entries() == [(1, 50)]

@@ -82,7 +82,7 @@ async def erase(storage: LedgerStorage) -> str:
 
 def bytes_in(disk: MemoryDisk) -> bytes:
     """Return what the device and its cache have, spares included."""
-    return b"".join(data for _, data in disk.contents())
+    return b"".join(data for _, data in disk.folder.contents())
 
 
 def test_no_byte_of_the_ledger_is_in_a_file_afterwards() -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_erased_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             waits, awaited = await storage.upkeep.erase(unproven)
             assert awaited == {DOOMED}
             assert waits.startswith("1 ledgers look deleted, and are not proven so yet")
-            disk.fill(leave_bytes=60_000)
+            disk.room.fill(leave_bytes=60_000)
             monkeypatch.setattr(storage.upkeep._compactor, "_room_bytes", lambda: 100)
             waits = await erase(storage)
             assert waits.endswith("files could not be copied for want of space")
@@ -165,7 +165,7 @@ def test_what_cannot_be_erased_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             location = storage.core.reader.find(KEPT, 0)
             assert location is not None
             name = file_name(location.file_number)
-            disk.corrupt(name, location.offset + location.size - 1, b"\xff")
+            disk.folder.corrupt(name, location.offset + location.size - 1, b"\xff")
             waits = await erase(storage)
             assert waits == "files [1] are damaged, and stay until they are repaired"
             assert NEEDLE in bytes_in(disk)

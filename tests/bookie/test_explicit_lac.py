@@ -55,7 +55,7 @@ def test_an_answered_lac_survives_a_crash_at_once() -> None:
         storage = await LedgerStorage.open(disk, small_config(), clock=ManualClock())
         await storage.writes.add_entry(make_frame(1, 0))
         if crash_at is not None:
-            disk.crash_at_step = disk.steps + crash_at
+            disk.device.crash_at_step = disk.device.steps + crash_at
         answer = storage.writes.write_lac(1, 0)
         again = storage.writes.write_lac(1, 0)
         assert await storage.reads.read_lac(1, fence=False) == 0
@@ -70,7 +70,7 @@ def test_an_answered_lac_survives_a_crash_at_once() -> None:
                     await each
         disk.crash()
         await storage.aclose()
-        disk.latency_s = None
+        disk.device.latency_s = None
         if crash_at is None:
             async with open_storage(disk) as storage:
                 assert await storage.reads.read_lac(1, fence=False) == 0
@@ -89,14 +89,14 @@ def test_a_lac_shares_the_flush_of_the_add_that_follows() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, small_config(lac_delay_s=3600.0)) as storage:
             await storage.writes.add_entry(make_frame(1, 0))
-            steps = disk.steps
+            steps = disk.device.steps
             told = storage.writes.write_lac(1, 0)
             await asyncio.sleep(0.01)
             assert not told.done()
-            assert disk.steps == steps
+            assert disk.device.steps == steps
             await storage.writes.add_entry(make_frame(1, 1))
             assert told.done()
-            assert disk.steps == steps + 2
+            assert disk.device.steps == steps + 2
             told = storage.writes.write_lac(1, 1)
             assert await storage.reads.read_lac(1, fence=True) == 1
             assert told.done()
@@ -112,11 +112,11 @@ def test_many_lacs_share_a_flush() -> None:
         async with open_storage(disk, small_config(file_bytes_max=2**20)) as storage:
             for ledger_id in range(10):
                 await storage.writes.add_entry(make_frame(ledger_id, 0))
-            steps = disk.steps
+            steps = disk.device.steps
             await asyncio.gather(
                 *(storage.writes.write_lac(ledger_id, 0) for ledger_id in range(10))
             )
-            assert disk.steps == steps + 2
+            assert disk.device.steps == steps + 2
 
     run(main())
 

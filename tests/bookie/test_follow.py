@@ -110,7 +110,7 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
             await storage.writes.add_entry(make_frame(1, 0))
             updates = follow(storage, 1, first_entry_id=0)
             await take(updates)
-            disk.latency_s = lambda: 0.005
+            disk.device.latency_s = lambda: 0.005
             slow = storage.writes.add_entry(make_frame(1, 1))
             storage.writes.write_lac(1, 1)
             update = await take(updates)
@@ -131,11 +131,11 @@ def test_an_entry_that_is_written_and_not_synced_is_told_to_nobody() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             await storage.writes.add_entry(make_frame(1, 0))
-            steps = disk.steps
-            disk.latency_s = lambda: 0.02
+            steps = disk.device.steps
+            disk.device.latency_s = lambda: 0.02
             slow = storage.writes.add_entry(make_frame(1, 1))
             storage.writes.write_lac(1, 1)
-            await until(lambda: disk.steps == steps + 2)
+            await until(lambda: disk.device.steps == steps + 2)
             early = await storage.reads.follow_chunk(
                 1, first_entry_id=1, told=None, bytes_max=1_000
             )
@@ -160,7 +160,7 @@ def test_an_entry_that_is_not_durable_yet_holds_back_one_who_is_far_behind() -> 
         async with open_storage(disk) as storage:
             frames = [make_frame(1, entry_id) for entry_id in range(50)]
             await asyncio.gather(*map(storage.writes.add_entry, frames[:30]))
-            disk.latency_s = lambda: 0.005
+            disk.device.latency_s = lambda: 0.005
             slow = [storage.writes.add_entry(frame) for frame in frames[30:]]
             storage.writes.write_lac(1, 49)
             updates = follow(storage, 1, first_entry_id=0)
@@ -257,7 +257,7 @@ def test_followers_end_with_the_storage() -> None:
             updates = follow(storage, 1, first_entry_id=0)
             assert [*(await take(updates)).frames] == [make_frame(1, 0)]
             waiting = await nothing_comes(updates)
-            disk.sync_error = "Input/output error"
+            disk.device.sync_error = "Input/output error"
             with pytest.raises(BookieStorageError):
                 await storage.writes.add_entry(make_frame(1, 1))
             with pytest.raises(BookieStorageError):
@@ -298,7 +298,7 @@ def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
             lac = storage.writes.write_lac(1, 2)
             assert await stream.advance(100) == Update(7, [make_frame(1, 1)], 1, fenced=False)
             assert may_come(stream)
-            disk.sync_error = "Input/output error"
+            disk.device.sync_error = "Input/output error"
             with pytest.raises(BookieStorageError):
                 await storage.writes.add_entry(make_frame(1, 3))
             with pytest.raises(BookieStorageError):
@@ -333,7 +333,7 @@ def test_a_stream_that_has_all_is_told_of_the_storages_end(is_closed: bool) -> N
             if is_closed:
                 await storage.aclose()
             else:
-                disk.sync_error = "Input/output error"
+                disk.device.sync_error = "Input/output error"
                 with pytest.raises(BookieStorageError):
                     await storage.writes.add_entry(make_frame(1, 0))
             assert stream in told

@@ -153,7 +153,7 @@ def test_a_disk_that_does_not_tell_its_space_for_a_while_is_asked_again(
         async with open_storage(disk, CONFIG) as storage:
             await storage.writes.add_entry(make_frame(1, 0))
             await until(lambda: disk.held_bytes == SPACE.held_bytes)
-            disk.fill()
+            disk.room.fill()
             storage.status.look()
             assert storage.status.state is StorageState.READ_ONLY
 
@@ -165,7 +165,7 @@ def test_a_disk_that_does_not_tell_its_space_for_a_while_is_asked_again(
                 await until(lambda: "cannot examine the disk" in caplog.text)
                 with pytest.raises(BookieReadOnlyError):
                     await storage.writes.add_entry(make_frame(1, 1))
-            disk.filler_bytes = 0
+            disk.room.filler_bytes = 0
             await until(lambda: storage.status.state is StorageState.WRITABLE)
 
     run(main())
@@ -183,7 +183,7 @@ def test_a_disk_that_others_fill_is_waited_for() -> None:
                 await storage.writes.add_entry(make_frame(1, entry_id))
             await until(lambda: disk.held_bytes == SPACE.held_bytes)
             await disk.release(SPACE.held_bytes)
-            disk.fill()
+            disk.room.fill()
             waiting = [
                 storage.writes.add_entry(make_frame(1, 10, bytes(5000)))
             ]  # more than is ahead
@@ -203,7 +203,7 @@ def test_a_disk_that_others_fill_is_waited_for() -> None:
             await check_kept(storage)
             await asyncio.sleep(0.02)
             assert not any(each.done() for each in waiting)
-            disk.filler_bytes = 0
+            disk.room.filler_bytes = 0
             await asyncio.gather(*waiting)
             await until(lambda: states == [StorageState.READ_ONLY, StorageState.WRITABLE])
             await until(lambda: disk.held_bytes == SPACE.held_bytes)
@@ -221,9 +221,9 @@ def test_what_is_held_back_gets_garbage_collected_on_a_full_disk() -> None:
         disk = MemoryDisk(total_bytes=DISK_BYTES)
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            disk.fill()
+            disk.room.fill()
             assert await storage.reads.read_lac(7, fence=True) == -1
-        disk.fill()
+        disk.room.fill()
         async with open_storage(disk, CONFIG) as storage:
             assert storage.status.state is StorageState.READ_ONLY
             await check_kept(storage)
@@ -253,13 +253,13 @@ def test_a_disk_may_be_full_at_any_step(step: int) -> None:
         config = small_config(space=SPACE, file_bytes_max=700, settle_interval_s=0.001)
         storage = await LedgerStorage.open(disk, config, clock=ManualClock())
         await disk.release(disk.held_bytes)
-        began = disk.steps
+        began = disk.device.steps
         take_step = disk.step
 
         async def fill_at(generation: int) -> None:
-            if disk.steps - began == step:
+            if disk.device.steps - began == step:
                 await disk.release(disk.held_bytes)
-                disk.fill()
+                disk.room.fill()
             await take_step(generation)
 
         disk.step = fill_at  # type: ignore[method-assign]
@@ -273,14 +273,14 @@ def test_a_disk_may_be_full_at_any_step(step: int) -> None:
             disk.crash()
             durable = [number for number, each in enumerate(adds) if _is_good(each)]
         else:
-            disk.filler_bytes = 0
+            disk.room.filler_bytes = 0
             done = await asyncio.gather(*adds, return_exceptions=True)
             durable = [number for number, error in enumerate(done) if error is None]
             assert len(durable) == sum(not isinstance(e, BookieReadOnlyError) for e in done)
         with contextlib.suppress(BookieStorageError):
             await storage.aclose()
         await asyncio.gather(*adds, return_exceptions=True)
-        disk.fill()
+        disk.room.fill()
         async with open_storage(disk, config) as storage:  # a full one
             for entry_id in durable:
                 frame = await storage.reads.read_entry(1, entry_id, fence=False)
@@ -303,13 +303,13 @@ def test_a_footer_that_cannot_be_made_again_stops_no_start() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             assert 1 in storage.core.files
-        disk.flip(file_name(1), disk.size_of(file_name(1)) - 20, 1)
+        disk.folder.flip(file_name(1), disk.folder.size_of(file_name(1)) - 20, 1)
         await disk.release(disk.held_bytes)
-        disk.fill()
+        disk.room.fill()
         write = disk.write
 
         async def fill_again(*args: object) -> None:
-            disk.fill()  # others take what the cut footer gave back
+            disk.room.fill()  # others take what the cut footer gave back
             await write(*args)  # type: ignore[arg-type]
 
         disk.write = fill_again  # type: ignore[method-assign, assignment]
@@ -317,7 +317,7 @@ def test_a_footer_that_cannot_be_made_again_stops_no_start() -> None:
             with pytest.raises(BookieStorageError, match="damaged"):
                 await storage.reads.read_entry(1, 0, fence=False)
             del disk.write
-            disk.filler_bytes = 0
+            disk.room.filler_bytes = 0
             await storage.upkeep.compact()
             await check_kept(storage)
 
@@ -332,7 +332,7 @@ def test_a_storage_that_waits_for_room_can_be_closed() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await storage.writes.add_entry(make_frame(1, 0))
             await disk.release(disk.held_bytes)
-            disk.fill()
+            disk.room.fill()
             waiting = storage.writes.add_entry(make_frame(1, 1, bytes(5000)))  # more than is ahead
             await until(lambda: storage.status.stats().is_read_only)
         with pytest.raises(DiskFullError):
@@ -372,10 +372,10 @@ def test_a_write_takes_what_is_held_back_step_by_step() -> None:
         await disk.hold(100_000)
         with pytest.raises(DiskFullError):
             await disk.hold(300_000)
-        disk.fill()
+        disk.room.fill()
         await write_with_room(disk, 5000, lambda: file.append([b"x" * 5000]))
         assert 50_000 < disk.held_bytes < 95_000
-        disk.fill()
+        disk.room.fill()
         with pytest.raises(DiskFullError):
             await write_with_room(disk, 200_000, lambda: file.append([b"x" * 200_000]))
         assert (disk.held_bytes, file.size) == (0, 5000)

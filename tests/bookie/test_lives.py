@@ -55,13 +55,13 @@ def test_a_bookie_on_a_full_disk_starts_as_often_as_it_likes() -> None:
         disk = MemoryDisk(total_bytes=1 << 20)
         await boot(disk, store, cluster_id, "bookie-1")
         await disk.hold(100_000)
-        disk.fill()
+        disk.room.fill()
         for _ in range(20):
             await boot(disk, store, cluster_id, "bookie-1")
         assert disk.held_bytes >= 99_000
         while await disk.release(100_000):
             pass
-        disk.fill()
+        disk.room.fill()
         with pytest.raises(DiskFullError):
             await boot(disk, store, cluster_id, "bookie-1")
         await store.aclose()

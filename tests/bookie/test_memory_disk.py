@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from bookie.disks.memory import SECTOR_BYTES, MemoryDisk
+from bookie.disks.memory import MemoryDisk
+from bookie.disks.memory_folder import SECTOR_BYTES
 from dlcore.base.errors import BookieStorageError
 
 
@@ -19,7 +20,7 @@ def test_a_power_cut_keeps_synced_bytes_and_tears_the_rest() -> None:
         async def main(seed: int = seed) -> bytes:
             disk = MemoryDisk(random.Random(seed))
             file = await disk.create("a", [b"A" * 700])
-            disk.crash_at_step = disk.steps + 2  # the append's sync
+            disk.device.crash_at_step = disk.device.steps + 2  # the append's sync
             with pytest.raises(BookieStorageError):
                 await file.append([b"B" * 1500])
             with pytest.raises(BookieStorageError):
@@ -44,7 +45,7 @@ def test_a_name_without_directory_sync_may_vanish() -> None:
         async def main(seed: int = seed) -> list[str]:
             disk = MemoryDisk(random.Random(seed))
             await disk.create("a", [b"1"])
-            disk.crash_at_step = disk.steps + 3
+            disk.device.crash_at_step = disk.device.steps + 3
             with pytest.raises(BookieStorageError):
                 await disk.create("b", [b"2"])
             return disk.names()
@@ -59,7 +60,7 @@ def test_a_killed_process_leaves_the_cache() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         file = await disk.create("a", [b"1"])
-        disk.sync_error = "Input/output error"
+        disk.device.sync_error = "Input/output error"
         with pytest.raises(BookieStorageError, match="Input/output error"):
             await file.append([b"2" * 5000])
         disk.crash(keep_cache=True)
@@ -78,7 +79,7 @@ def test_a_failed_sync_is_not_mended_by_the_next_one() -> None:
     async def main() -> None:
         disk = MemoryDisk(random.Random(1))
         file = await disk.create("a", [b""])
-        disk.sync_error = "Input/output error"
+        disk.device.sync_error = "Input/output error"
         with pytest.raises(BookieStorageError):
             await file.append([b"2" * 5120])
         await file.append([b"3" * 512])
@@ -100,7 +101,7 @@ def test_a_full_disk_refuses_growth_only() -> None:
         with pytest.raises(BookieStorageError, match="no space"):
             await file.append([b"2" * 200])
         await file.rewrite(0, b"3" * 900)
-        disk.filler_bytes = 100
+        disk.room.filler_bytes = 100
         assert disk.space().free_bytes == 0
 
     asyncio.run(main())
@@ -126,7 +127,7 @@ def test_a_lost_sector_fails_reads_until_it_is_written() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         file = await disk.create("a", [bytes(3 * SECTOR_BYTES)])
-        disk.lose_sector("a", SECTOR_BYTES + 7)
+        disk.folder.lose_sector("a", SECTOR_BYTES + 7)
         assert len(await file.read(0, SECTOR_BYTES)) == SECTOR_BYTES
         assert len(await file.read(2 * SECTOR_BYTES, SECTOR_BYTES)) == SECTOR_BYTES
         for start in (SECTOR_BYTES - 1, SECTOR_BYTES, 2 * SECTOR_BYTES - 1):
@@ -147,8 +148,8 @@ def test_a_crash_at_a_step_tells_who_runs_there() -> None:
         disk = MemoryDisk()
         file = await disk.create("a", [b"1"])
         told: list[int] = []
-        disk.on_crash = lambda: told.append(disk.steps)
-        disk.crash_at_step = disk.steps + 2
+        disk.device.on_crash = lambda: told.append(disk.device.steps)
+        disk.device.crash_at_step = disk.device.steps + 2
         with pytest.raises(BookieStorageError):
             await file.append([b"2"])
         assert len(told) == 1
@@ -191,7 +192,7 @@ def test_a_recycled_file_has_its_new_header_or_not_its_name() -> None:
         disk = MemoryDisk(random.Random(seed))
         (await disk.create("1", [old])).close()
         await disk.recycle(["1"])
-        disk.crash_at_step = disk.steps + step
+        disk.device.crash_at_step = disk.device.steps + step
         try:
             await disk.create("2", [new])
         except BookieStorageError:

@@ -183,7 +183,7 @@ def test_a_crash_at_any_step_of_the_first_start_heals() -> None:
         for step in range(1, 30):
             _, store, cluster_id = await connect()
             disk = MemoryDisk()
-            disk.crash_at_step = step
+            disk.device.crash_at_step = step
             try:
                 await boot(disk, store, cluster_id, "bookie-1")
             except DLError:

@@ -63,7 +63,9 @@ class Scene:
         """Change a byte of an entry of A."""
         found = self.storage.core.reader.find(LEDGER_ID, entry_id)
         assert found is not None
-        self.disk.corrupt(file_name(found.file_number), found.offset + found.size - 1, b"\xff")
+        self.disk.folder.corrupt(
+            file_name(found.file_number), found.offset + found.size - 1, b"\xff"
+        )
 
     async def meet(self, entry_id: int) -> None:
         """Read a damaged entry, as a client would."""

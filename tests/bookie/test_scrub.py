@@ -44,8 +44,8 @@ async def fill(storage: LedgerStorage) -> None:
 
 def flip(disk: MemoryDisk, number: int, offset: int) -> None:
     """Change one byte of a file."""
-    byte = disk._names[file_name(number)].cache[offset]
-    disk.corrupt(file_name(number), offset, bytes([byte ^ 0x20]))
+    byte = disk.folder.files[file_name(number)].cache[offset]
+    disk.folder.corrupt(file_name(number), offset, bytes([byte ^ 0x20]))
 
 
 def test_a_whole_storage_is_found_whole() -> None:
@@ -105,11 +105,11 @@ def test_any_flipped_byte_of_a_sealed_file_is_found() -> None:
             size = disk.open(file_name(2)).size
             rng = random.Random(3)
             for offset in sorted({*range(0, size, 7), *rng.sample(range(size), 50)}):
-                before = bytes(disk._names[file_name(2)].cache)
+                before = bytes(disk.folder.files[file_name(2)].cache)
                 flip(disk, 2, offset)
                 report = await storage.upkeep.scrub()
                 assert report.damaged_files == [2], offset
-                disk.corrupt(file_name(2), 0, before)
+                disk.folder.corrupt(file_name(2), 0, before)
             report = await storage.upkeep.scrub()
             assert report.damaged_files == []
 
@@ -123,7 +123,7 @@ def test_a_damaged_footer_is_made_again() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            before = bytes(disk._names[file_name(1)].cache)
+            before = bytes(disk.folder.files[file_name(1)].cache)
             place = storage.core.handles.place(1)
             assert place is not None
             for offset in (place.offset + 5, place.offset + 60, len(before) - 1):
@@ -133,10 +133,10 @@ def test_a_damaged_footer_is_made_again() -> None:
                     await storage.reads.read_entry(1, 0, fence=False)
                 report = await storage.upkeep.scrub()
                 assert report.footers_made_again == 1
-                assert bytes(disk._names[file_name(1)].cache) == before
+                assert bytes(disk.folder.files[file_name(1)].cache) == before
                 assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
                 assert not storage.core.damage.footers
-            inode = disk._names[file_name(1)]
+            inode = disk.folder.files[file_name(1)]
             storage.core.handles.close()
             inode.truncate(place.offset + 7)
             report = await storage.upkeep.scrub()
@@ -157,9 +157,9 @@ def test_a_crash_while_a_footer_is_made_again_leaves_it_mendable() -> None:
             assert place is not None
             storage.core.handles.close()
             flip(disk, 1, place.offset + 60)
-            disk.crash_at_step = disk.steps + step
+            disk.device.crash_at_step = disk.device.steps + step
             await storage.upkeep.scrub()
-            has_crashed = disk.crash_at_step is None
+            has_crashed = disk.device.crash_at_step is None
             disk.crash()
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(ENTRIES - 1):
@@ -253,7 +253,7 @@ def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            disk.read_error = "Input/output error"
+            disk.device.read_error = "Input/output error"
             report = await storage.upkeep.scrub()
             assert report.damaged_files == [1]
             assert report.files_scrubbed == len(storage.core.files.numbers()) + 1

@@ -75,7 +75,7 @@ def test_only_what_lies_in_a_lost_sector_is_damaged(entry_id: int) -> None:
             place = place_of(storage, entry_id)
             damaged = hit_by(storage, place)
             assert 1 < len(damaged) < 20
-            disk.lose_sector(file_name(place.file_number), place.offset)
+            disk.folder.lose_sector(file_name(place.file_number), place.offset)
             report = await storage.upkeep.scrub()
             assert report.damaged_files == [place.file_number]
             assert report.files_scrubbed == 2
@@ -99,10 +99,10 @@ def test_without_a_footer_nothing_behind_the_damage_can_be_told(also: str) -> No
             place = storage.core.handles.place(1)
             assert place is not None
             if also == "a lost sector":
-                disk.lose_sector(file_name(1), place_of(storage, 40).offset)
+                disk.folder.lose_sector(file_name(1), place_of(storage, 40).offset)
             else:
-                disk.flip(file_name(1), 20, 0x20)
-            disk.flip(file_name(1), place.offset + 60, 0x20)
+                disk.folder.flip(file_name(1), 20, 0x20)
+            disk.folder.flip(file_name(1), place.offset + 60, 0x20)
             report = await storage.upkeep.scrub()
             assert (report.damaged_files, report.footers_made_again) == ([1], 0)
             assert report.files_scrubbed == 2
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_opened_is_reported() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             storage.core.handles.close()
-            disk._names.pop(file_name(1))
+            disk.folder.files.pop(file_name(1))
             report = await storage.upkeep.scrub()
             assert (report.damaged_files, report.files_scrubbed) == ([1], 1)
 
@@ -149,12 +149,12 @@ def test_records_larger_than_a_read() -> None:
                 assert place is not None
                 for offset in (4 - RECORD_HEADER_BYTES, place.size - 1):
                     name, at = file_name(place.file_number), place.offset + offset
-                    disk.flip(name, at, 0x20)
+                    disk.folder.flip(name, at, 0x20)
                     report = await storage.upkeep.scrub()
                     assert report.damaged_files == [place.file_number]
                     assert report.damaged_records == 1
                     assert storage.core.damage.entries() == [(1, entry_id)]
-                    disk.flip(name, at, 0x20)
+                    disk.folder.flip(name, at, 0x20)
                     storage.core.damage.forget_entry(1, entry_id, is_repaired=False)
 
     run(main())
@@ -169,11 +169,11 @@ def test_a_footer_is_made_again_over_records_larger_than_a_read() -> None:
             await fill_large(storage)
             place = storage.core.handles.place(1)
             assert place is not None
-            before = bytes(disk._names[file_name(1)].cache)
-            disk.flip(file_name(1), place.offset + 60, 0x20)
+            before = bytes(disk.folder.files[file_name(1)].cache)
+            disk.folder.flip(file_name(1), place.offset + 60, 0x20)
             storage.core.handles.close()
             assert (await storage.upkeep.scrub()).footers_made_again == 1
-            assert bytes(disk._names[file_name(1)].cache) == before
+            assert bytes(disk.folder.files[file_name(1)].cache) == before
 
     run(main())
 
@@ -192,7 +192,7 @@ def test_files_that_are_dropped_while_they_are_read_are_not_damaged(rounds: int)
             for number in sealed:
                 place = storage.core.handles.place(number)
                 assert place is not None
-                disk.flip(file_name(number), place.offset + 60, 0x20)
+                disk.folder.flip(file_name(number), place.offset + 60, 0x20)
             storage.core.handles.close()
             scrubbing = asyncio.create_task(storage.upkeep.scrub())
             for _ in range(rounds):

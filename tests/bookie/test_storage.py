@@ -317,9 +317,9 @@ def test_one_flush_is_bounded_and_shared() -> None:
         disk = MemoryDisk()
         config = small_config(file_bytes_max=2**20, batch_bytes_max=10 * 105)
         async with open_storage(disk, config) as storage:
-            steps = disk.steps
+            steps = disk.device.steps
             await add(storage, 1, *range(10, 99))
-            assert disk.steps - steps == 2 * 9
+            assert disk.device.steps - steps == 2 * 9
 
     run(main())
 
@@ -333,7 +333,7 @@ def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
         async with open_storage(disk, small_config(space=SPACE)) as storage:
             storage.status.on_state(states.append)
             await add(storage, 1, 0)
-            disk.filler_bytes = 82_000
+            disk.room.filler_bytes = 82_000
             await add(storage, 1, 1)
             await until(lambda: states == [StorageState.READ_ONLY])
             assert storage.status.stats().is_read_only
@@ -342,10 +342,10 @@ def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
             await storage.writes.add_entry(make_frame(1, 2), is_recovery=True)
             assert await storage.reads.read_lac(1, fence=True) == 1
             assert len(await read_all(storage, 1, first=0, last=2)) == 3
-            disk.filler_bytes = 75_000
+            disk.room.filler_bytes = 75_000
             await asyncio.sleep(0.03)
             assert storage.status.state is StorageState.READ_ONLY
-            disk.filler_bytes = 0
+            disk.room.filler_bytes = 0
             await until(lambda: storage.status.state is StorageState.WRITABLE)
             await add(storage, 2, 0)
             assert states == [StorageState.READ_ONLY, StorageState.WRITABLE]
@@ -387,7 +387,7 @@ def test_a_failed_write_stops_the_log_for_good(fault: str) -> None:
         async with open_storage(disk) as storage:
             storage.status.on_state(states.append)
             await add(storage, 1, 0)
-            setattr(disk, fault, "Input/output error")
+            setattr(disk.device, fault, "Input/output error")
             failed = [
                 storage.writes.add_entry(make_frame(1, entry_id)) for entry_id in range(1, 40)
             ]
@@ -396,7 +396,7 @@ def test_a_failed_write_stops_the_log_for_good(fault: str) -> None:
                     await each
             assert states == [StorageState.FAILED]
             assert storage.status.stats().failed
-            names, steps = disk.names(), disk.steps
+            names, steps = disk.names(), disk.device.steps
             for request in (
                 storage.writes.add_entry(make_frame(1, 100)),
                 storage.writes.add_entry(make_frame(1, 100), is_recovery=True),
@@ -416,7 +416,7 @@ def test_a_failed_write_stops_the_log_for_good(fault: str) -> None:
             assert list(storage.reads.list_entries(1)) == [
                 EntryRange(first_entry_id=0, last_entry_id=0)
             ]
-        assert (disk.names(), disk.steps) == (names, steps)
+        assert (disk.names(), disk.device.steps) == (names, steps)
 
     run(main())
 
@@ -428,7 +428,7 @@ def test_a_read_error_concerns_that_read_only() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             await add(storage, 1, 0)
-            disk.read_error = "Input/output error"
+            disk.device.read_error = "Input/output error"
             with pytest.raises(BookieStorageError, match="Input/output error"):
                 await storage.reads.read_entry(1, 0, fence=False)
             assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
@@ -465,11 +465,11 @@ def test_an_explicit_lac_and_the_proof_of_the_last_flush_are_logged_soon() -> No
         disk = MemoryDisk()
         async with open_storage(disk, config) as storage:
             await add(storage, 1, 0)
-            size, steps = storage.status.stats().stored_bytes, disk.steps
+            size, steps = storage.status.stats().stored_bytes, disk.device.steps
             storage.writes.write_lac(1, 0)
-            await until(lambda: disk.steps == steps + 4)
+            await until(lambda: disk.device.steps == steps + 4)
             await asyncio.sleep(0.05)
-            assert disk.steps == steps + 4
+            assert disk.device.steps == steps + 4
             proof_offset = -(-(size + (40 + 16) + 40) // 4096) * 4096
             assert storage.status.stats().stored_bytes == proof_offset + 40
             disk.crash()

@@ -148,14 +148,14 @@ async def reopen(disk: MemoryDisk, rng: random.Random) -> LedgerStorage:
     """Open the storage on a disk that crashes while it is being opened, some times."""
     for attempt in range(OPEN_ATTEMPTS_MAX):
         if attempt < 3 and rng.random() < 0.5:
-            disk.crash_at_step = disk.steps + rng.randint(1, 4)
+            disk.device.crash_at_step = disk.device.steps + rng.randint(1, 4)
         try:
             storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
         except BookieStorageError as error:
             if "crashed" not in str(error):
                 raise
         else:
-            disk.crash_at_step = None
+            disk.device.crash_at_step = None
             return storage
     raise AssertionError("it never opened")
 
@@ -169,10 +169,10 @@ async def run(crash_at_step: int | None, seed: int) -> int:
     for _ in range(2):
         storage = await reopen(disk, rng)
         if crash_at_step is not None:
-            disk.crash_at_step = disk.steps + crash_at_step
-        before = disk.steps
+            disk.device.crash_at_step = disk.device.steps + crash_at_step
+        before = disk.device.steps
         await work(storage, answers, rng)
-        steps = disk.steps - before
+        steps = disk.device.steps - before
         disk.crash(keep_cache=rng.random() < 0.3)
         await storage.aclose()
         storage = await reopen(disk, rng)
@@ -202,7 +202,7 @@ def test_no_fencing_request_is_answered_before_the_fence_is_durable() -> None:
         disk = MemoryDisk(random.Random(crash_at))
         storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
         await storage.writes.add_entry(make_frame(1, 0))
-        disk.crash_at_step = disk.steps + crash_at
+        disk.device.crash_at_step = disk.device.steps + crash_at
         answers = await asyncio.gather(
             storage.reads.read_entry(1, 0, fence=True),
             storage.reads.read_entry(1, 1, fence=True),
@@ -230,7 +230,7 @@ def test_what_was_read_after_a_failed_sync_and_a_restart_survives_a_power_cut() 
             disk = MemoryDisk(random.Random(seed))
             storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
             await storage.writes.add_entry(make_frame(1, 0))
-            disk.sync_error = "Input/output error"
+            disk.device.sync_error = "Input/output error"
             with pytest.raises(BookieError):
                 await storage.writes.add_entry(make_frame(1, 1, b"x" * 600))
             await storage.aclose()
@@ -261,10 +261,10 @@ def test_a_crash_at_every_step_of_dropping_files() -> None:
             for entry_id in range(40):
                 await storage.writes.add_entry(make_frame(1, entry_id))
             await storage.upkeep.collect_garbage(is_doomed)
-            disk.crash_at_step = disk.steps + step
+            disk.device.crash_at_step = disk.device.steps + step
             with contextlib.suppress(BookieError):
                 await storage.upkeep.collect_garbage(is_doomed)
-            was_alive = disk.crash_at_step is not None
+            was_alive = disk.device.crash_at_step is not None
             disk.crash()
         async with open_storage(disk, CONFIG) as storage:
             assert len(list(storage.reads.list_entries(1))) == 1
@@ -287,7 +287,7 @@ def test_the_first_file_of_a_new_directory_may_be_torn() -> None:
     async def main(step: int) -> None:
         rng = random.Random(step)
         disk = MemoryDisk(rng)
-        disk.crash_at_step = step
+        disk.device.crash_at_step = step
         with contextlib.suppress(BookieStorageError):
             storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
             disk.crash()

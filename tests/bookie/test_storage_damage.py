@@ -31,7 +31,9 @@ def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: i
     """Change a byte of a stored frame."""
     location = storage.core.reader.find(ledger_id, entry_id)
     assert location is not None
-    disk.corrupt(file_name(location.file_number), location.offset + location.size - 1, b"\xff")
+    disk.folder.corrupt(
+        file_name(location.file_number), location.offset + location.size - 1, b"\xff"
+    )
 
 
 async def expect_refusal(disk: MemoryDisk, config: StorageConfig) -> None:
@@ -126,13 +128,13 @@ def test_a_footer_whose_sync_failed_is_written_again() -> None:
             if len(storage.core.log.unsealed.indexes()) == 1:
                 await added
                 held += 1
-        disk.sync_error = "Input/output error"
+        disk.device.sync_error = "Input/output error"
         with pytest.raises(BookieStorageError):
             await added
         await storage.aclose()
         disk.crash(keep_cache=True)
         storage = await LedgerStorage.open(disk, config, clock=ManualClock())
-        inode = disk._names[file_name(1)]
+        inode = disk.folder.files[file_name(1)]
         assert inode.durable == inode.cache
         await storage.aclose()
         disk.crash()

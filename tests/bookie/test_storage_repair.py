@@ -45,7 +45,9 @@ def damage(disk: MemoryDisk, storage: LedgerStorage, entry_id: int) -> int:
     """Change a byte of the copy that counts, and return its file."""
     location = storage.core.reader.find(1, entry_id)
     assert location is not None
-    disk.corrupt(file_name(location.file_number), location.offset + location.size - 1, b"\xff")
+    disk.folder.corrupt(
+        file_name(location.file_number), location.offset + location.size - 1, b"\xff"
+    )
     return location.file_number
 
 
@@ -130,7 +132,7 @@ def test_of_many_replacements_at_once_one_wins_and_stays(header_is_damaged: bool
             if header_is_damaged:
                 location = storage.core.reader.find(1, SEALED_ID)
                 assert location is not None
-                disk.corrupt(file_name(location.file_number), location.offset - 30, b"?")
+                disk.folder.corrupt(file_name(location.file_number), location.offset - 30, b"?")
             bodies = [b"other", b"other", None, None]
             results = await asyncio.gather(
                 *(storage.writes.add_entry(make_frame(1, SEALED_ID, body)) for body in bodies),
@@ -163,7 +165,7 @@ def test_one_failing_read_is_no_proof_of_damage() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             await storage.reads.read_entry(1, SEALED_ID, fence=False)
-            disk.read_error = "Input/output error"
+            disk.device.read_error = "Input/output error"
             with pytest.raises(BadRequestError, match="other bytes"):
                 await storage.writes.add_entry(make_frame(1, SEALED_ID, b"other"))
             assert storage.core.damage.entries() == []
@@ -252,12 +254,12 @@ def test_a_crash_at_every_step_of_a_repair() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             damage(disk, storage, SEALED_ID)
-            disk.crash_at_step = disk.steps + step
+            disk.device.crash_at_step = disk.device.steps + step
             is_repaired = False
             with contextlib.suppress(BookieError):
                 await storage.writes.repair_entry(make_frame(1, SEALED_ID))
                 is_repaired = True
-            has_crashed = disk.crash_at_step is None
+            has_crashed = disk.device.crash_at_step is None
             disk.crash()
         async with open_storage(disk, CONFIG) as storage:
             (held,) = storage.reads.list_entries(1)

@@ -111,7 +111,7 @@ def test_adds_in_runs_are_adds_one_by_one(
     async def main() -> None:
         disks = (MemoryDisk(), MemoryDisk())
         takes_at_once = cycle(quick)
-        disks[0].is_quick = lambda: next(takes_at_once)
+        disks[0].device.is_quick = lambda: next(takes_at_once)
         async with open_storage(disks[0], config) as one, open_storage(disks[1], config) as other:
             ends = dict.fromkeys(LEDGERS, 0)
             for step in steps:
@@ -165,7 +165,7 @@ def test_a_range_is_what_reads_of_its_entries_are(
             location = None if damaged is None else storage.core.reader.find(1, damaged)
             if location is not None:
                 place = location.offset + location.size - 1
-                disk.flip(file_name(location.file_number), place, 1)
+                disk.folder.flip(file_name(location.file_number), place, 1)
             one_by_one: list[Any] = []
             for entry_id in range(first, last + 1, stride):
                 try:
@@ -253,10 +253,12 @@ def test_what_is_written_at_once_is_what_is_queued(
 
     async def main() -> None:
         eager, queued = MemoryDisk(), MemoryDisk()
-        eager.is_quick = partial(next, cycle(quick))
+        eager.device.is_quick = partial(next, cycle(quick))
         found = [await added(each, config, groups, loses_power=False) for each in (eager, queued)]
         assert found[0] == found[1]
-        files = [{name: each.size_of(name) for name in each.names()} for each in (eager, queued)]
+        files = [
+            {name: each.folder.size_of(name) for name in each.names()} for each in (eager, queued)
+        ]
         assert files[0] == files[1]
 
     run(main())
@@ -273,7 +275,7 @@ def test_what_was_told_is_held_in_whichever_way_it_was_written(
     async def main() -> None:
         for pattern in (quick, [False]):
             disk = MemoryDisk(latency_s=lambda: 0)  # a turn of the loop for each step
-            disk.is_quick = partial(next, cycle(pattern))
+            disk.device.is_quick = partial(next, cycle(pattern))
             _, _, told = await added(disk, config, groups, loses_power=True)
             async with open_storage(disk, config) as storage:
                 for ledger_id, entry_id in told:

@@ -39,7 +39,7 @@ def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: i
     """Change a byte of a stored frame, and return its file."""
     found = storage.core.reader.find(ledger_id, entry_id)
     assert found is not None
-    disk.flip(file_name(found.file_number), found.offset + found.size - 1, 0x20)
+    disk.folder.flip(file_name(found.file_number), found.offset + found.size - 1, 0x20)
     return found.file_number
 
 
@@ -102,12 +102,12 @@ def test_a_fence_is_kept_by_a_ledger_that_is_deleted_while_an_entry_is_repaired(
         async with open_storage(disk, CONFIG) as storage:
             await storage.reads.read_lac(1, fence=True)
             while not storage.core.files.numbers():
-                await storage.writes.add_entry(make_frame(DOOMED, disk.steps))
+                await storage.writes.add_entry(make_frame(DOOMED, disk.device.steps))
             (fence_file,) = storage.core.files.numbers()
             await storage.writes.add_entry(make_frame(1, 0), is_recovery=True)
             await storage.writes.add_entry(make_frame(2, 0))
             while len(storage.core.files.numbers()) < 2:
-                await storage.writes.add_entry(make_frame(DOOMED, disk.steps))
+                await storage.writes.add_entry(make_frame(DOOMED, disk.device.steps))
             assert damage(disk, storage, 1, 0) != fence_file
             dropping = asyncio.create_task(storage.core.files.drop_dead())
             repairing = storage.writes.add_entry(make_frame(1, 0), is_recovery=True)
@@ -138,7 +138,7 @@ def test_a_ledger_deleted_and_used_again_within_a_pass_keeps_its_file() -> None:
                 await storage.writes.add_entry(make_frame(ledger_id, entry_id, b"x" * 50_000))
             await delete(storage, DOOMED)
             assert storage.core.files.numbers() == [1]
-            disk.latency_s = lambda: 0.5
+            disk.device.latency_s = lambda: 0.5
             passing = asyncio.create_task(storage.upkeep.compact())
             await asyncio.sleep(deleted_at_s)
             is_copied = passing.done()
@@ -152,7 +152,7 @@ def test_a_ledger_deleted_and_used_again_within_a_pass_keeps_its_file() -> None:
             await passing
             if is_over:
                 return is_copied
-            disk.latency_s = None
+            disk.device.latency_s = None
             for entry_id in range(0, 60, 4):
                 frame = await storage.reads.read_entry(1, entry_id, fence=False)
                 assert frame == make_frame(1, entry_id, b"x" * 50_000)
@@ -221,7 +221,7 @@ def test_scrubbing_for_days_does_not_keep_compaction_from_freeing_space() -> Non
             bad = damage(disk, storage, 1, 0)
             place = storage.core.handles.place(bad)
             assert place is not None
-            disk.flip(file_name(bad), place.offset + 60, 0x20)
+            disk.folder.flip(file_name(bad), place.offset + 60, 0x20)
             scrubbing = asyncio.create_task(storage.upkeep.scrub())
             await asyncio.sleep(5)
             assert storage.core.damage.footers == {bad}
@@ -246,7 +246,7 @@ def test_a_footer_that_failed_to_be_read_once_is_not_damaged_for_ever() -> None:
                 )
             await delete(storage, DOOMED)
             storage.core.handles.let_go(1)
-            disk.read_error = "busy"
+            disk.device.read_error = "busy"
             with pytest.raises(BookieStorageError):
                 await storage.reads.read_entry(1, 0, fence=False)
             assert storage.core.damage.footers == {1}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bookie.disks.memory import SECTOR_BYTES
+from bookie.disks.memory_folder import SECTOR_BYTES
 from bookie.files.format import RECORD_HEADER_BYTES, file_name, file_number
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class FaultAtlas:
             start = size - SECTOR_BYTES
             kind = "bit" if start < 0 or start % SECTOR_BYTES else kind
         if kind == "bit":
-            disk.flip(file, offset, 1 << rng.randrange(8))
+            disk.folder.flip(file, offset, 1 << rng.randrange(8))
         elif kind == "sector":
-            disk.lose_sector(file, start)
+            disk.folder.lose_sector(file, start)
         else:
             length = min(SECTOR_BYTES, size - start)
-            disk.corrupt(file, start, rng.randbytes(length))
+            disk.folder.corrupt(file, start, rng.randbytes(length))
         return f"{kind} {file} at {offset} of {size}"
 
 
@@ -64,7 +64,7 @@ def _durable_size(file: str, disk: MemoryDisk, storage: LedgerStorage) -> int:
     """Return the length of the part of a file whose damage is told from a torn write."""
     number = file_number(file)
     if number is None or storage.core.log.unsealed.handle(number) is None:
-        return disk.size_of(file)
+        return disk.folder.size_of(file)
     if not storage.core.log.is_marked or storage.core.log.commits.queue.pending_bytes:
         return 0
     newest = max(each.number for each in storage.core.log.unsealed.indexes())

@@ -87,8 +87,10 @@ class Chaos:
                 client.store.inner.reconnect()
         for bookie in world.bookies:
             disk = bookie.disk
-            disk.write_error = disk.sync_error = disk.read_error = disk.crash_at_step = None
-            disk.filler_bytes = 0
+            disk.device.write_error = disk.device.sync_error = disk.device.read_error = (
+                disk.device.crash_at_step
+            ) = None
+            disk.room.filler_bytes = 0
             bookie.disk_latency_s = min(bookie.disk_latency_s, HEALED_LATENCY_S)
             bookie.resume()
             if bookie.session is not None:
@@ -315,22 +317,22 @@ class Chaos:
         bookie = self._some_bookie()
         steps = self._rng.randint(1, 12)
         self._note("crash at a step", bookie.name, f"will lose power in {steps} steps of its disk")
-        bookie.disk.crash_at_step = bookie.disk.steps + steps
+        bookie.disk.device.crash_at_step = bookie.disk.device.steps + steps
 
     async def _write_error(self) -> None:
         bookie = self._some_bookie()
         self._note("write error", bookie.name, "will fail to write")
-        bookie.disk.write_error = MADE_TO_FAIL
+        bookie.disk.device.write_error = MADE_TO_FAIL
 
     async def _sync_error(self) -> None:
         bookie = self._some_bookie()
         self._note("sync error", bookie.name, "will fail to sync")
-        bookie.disk.sync_error = MADE_TO_FAIL
+        bookie.disk.device.sync_error = MADE_TO_FAIL
 
     async def _read_error(self) -> None:
         bookie = self._some_bookie()
         self._note("read error", bookie.name, "will fail to read")
-        bookie.disk.read_error = MADE_TO_FAIL
+        bookie.disk.device.read_error = MADE_TO_FAIL
 
     def _some_victim(self) -> SimBookie | None:
         names = self._atlas.victims
@@ -370,10 +372,10 @@ class Chaos:
         bookie = self._some_bookie()
         disk = bookie.disk
         free = self._rng.choice(_FREE_BYTES)
-        disk.fill(leave_bytes=free)
+        disk.room.fill(leave_bytes=free)
         self._note("full disk", bookie.name, f"has {free} bytes left")
 
         def empty() -> None:
-            disk.filler_bytes = 0
+            disk.room.filler_bytes = 0
 
         self._later(2.0, empty)

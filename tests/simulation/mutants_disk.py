@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.disks.memory import MemoryDisk, MemoryFile, _Inode
+from bookie.disks.memory import MemoryDisk, MemoryFile
+from bookie.disks.memory_folder import Inode
 from bookie.files import replay as replay_module
 from bookie.files.commit_driver import GroupCommit
 from bookie.files.commit_queue import Step, Write
@@ -52,9 +53,9 @@ def directories_are_not_synced() -> Iterator[None]:
 
     async def place(self: MemoryDisk, name: str, data: bytes) -> None:
         generation = self._generation
-        inode = _Inode()
+        inode = Inode()
         await self.write(inode, 0, data, generation)
-        self._names[name] = inode
+        self.folder.put(name, inode, None)
         await self.step(generation)
 
     with patch.object(MemoryDisk, "_place", place):
@@ -68,7 +69,7 @@ def a_file_that_is_full_is_not_synced() -> Iterator[None]:
     sync = MemoryDisk.sync
     full: list[Any] = []
 
-    async def lazy_sync(self: MemoryDisk, inode: _Inode, generation: int) -> None:
+    async def lazy_sync(self: MemoryDisk, inode: Inode, generation: int) -> None:
         if inode in full:
             full.remove(inode)
             await self.step(generation)

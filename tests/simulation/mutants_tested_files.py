@@ -18,7 +18,7 @@ from tests.simulation.tested import caught_by
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bookie.disks.memory import _Inode
+    from bookie.disks.memory_folder import Inode
     from dlcore.wire.digest import BytesLike
 
 
@@ -64,7 +64,7 @@ def a_file_is_recycled_before_its_last_reader_is_done() -> Iterator[None]:
     def any_spare(self: Spares, in_use: object) -> Any:
         return next(iter(self._sizes), None)
 
-    def nobody(self: MemoryDisk, inode: _Inode) -> bool:
+    def nobody(self: MemoryDisk, inode: Inode) -> bool:
         return False
 
     with (
@@ -78,7 +78,7 @@ def a_file_is_recycled_before_its_last_reader_is_done() -> Iterator[None]:
 def the_new_header_is_not_durable_before_the_name() -> Iterator[None]:
     """Power is lost, and a file of an earlier life stands under a new name."""
 
-    async def unsynced(self: MemoryDisk, inode: _Inode, generation: int) -> None:
+    async def unsynced(self: MemoryDisk, inode: Inode, generation: int) -> None:
         await self.step(generation)
 
     with patch.object(MemoryDisk, "sync", unsynced):

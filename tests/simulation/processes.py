@@ -140,10 +140,10 @@ class SimBookie:
             total_bytes=DISK_BYTES,
             latency_s=lambda: self._rng.uniform(0.0, 2 * self.disk_latency_s),
         )
-        disk.on_crash = self._on_power_lost
+        disk.device.on_crash = self._on_power_lost
         quick_share = self._settings.quick_share
         if quick_share:
-            disk.is_quick = lambda: self._rng.random() < quick_share
+            disk.device.is_quick = lambda: self._rng.random() < quick_share
         return disk
 
     def _note(self, what: str, *, ledger_id: int | None = None) -> None:

@@ -84,7 +84,7 @@ class RedactionCheckers:
         Some objects are torn, or another's.
         """
         for bookie in bookies:
-            for name, data in bookie.disk.contents():
+            for name, data in bookie.disk.folder.contents():
                 yield f"{bookie.name}: {name}", data
         for url, stored in () if self.cold is None else self.cold.objects.items():
             table = pq.read_table(pa.BufferReader(stored.sent))

@@ -230,7 +230,7 @@ def _damage(act: Act, bookie: SimBookie, entry_id: int) -> bool:
     if location is None:
         return False
     offset = location.offset + act.rng.randrange(location.size)
-    bookie.disk.flip(file_name(location.file_number), offset, 1 << act.rng.randrange(8))
+    bookie.disk.folder.flip(file_name(location.file_number), offset, 1 << act.rng.randrange(8))
     bookie.is_damaged = True
     act.world.trace.note(bookie.name, "damaged", ledger_id=act.ledger_id, entry_id=entry_id)
     return True
@@ -249,7 +249,7 @@ async def damaged_footer(act: Act) -> None:
     place = storage.core.handles.place(number)
     assert place is not None
     name = file_name(number)
-    bookie.disk.flip(name, rng.randrange(place.offset, bookie.disk.size_of(name)), 1)
+    bookie.disk.folder.flip(name, rng.randrange(place.offset, bookie.disk.folder.size_of(name)), 1)
     bookie.is_damaged = True
     act.world.trace.note(bookie.name, f"damaged: the footer of {name}")
     bookie.crash(keep_cache=rng.random() < 0.5)
@@ -509,20 +509,20 @@ async def full_disk(act: Act) -> None:
     disk, storage = bookie.disk, bookie.storage
     assert storage is not None
     await act.until(lambda: disk.held_bytes > 0)
-    disk.fill(leave_bytes=300 << 10)
+    disk.room.fill(leave_bytes=300 << 10)
     act.world.trace.note(bookie.name, "disk is nearly full")
     for first in range(0, 3000, 50):
         await asyncio.gather(
             *(_write_lac(storage, doomed.ledger_id, first + each) for each in range(50))
         )
-    disk.fill()
+    disk.room.fill()
     act.world.trace.note(bookie.name, "disk is full")
     if act.rng.random() < 0.5:
         bookie.crash(keep_cache=act.rng.random() < 0.5)
-        disk.fill()
-        disk.is_crowded = True
+        disk.room.fill()
+        disk.room.is_crowded = True
         await bookie.start()
-        disk.is_crowded = False
+        disk.room.is_crowded = False
     life = bookie._life
     act.start_recovery(act.new_recoverer())
     await doomed.delete()
