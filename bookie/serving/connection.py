@@ -81,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         certificate = self.socket.connect(transport)
-        access, self._end.refusal = self._service.admission.admit(certificate)
+        access, self._end.greeting.refusal = self._service.admission.admit(certificate)
         if access is not None:
             self.session.access = access
             self._room.require_right = access.require_right_to_add

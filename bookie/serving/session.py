@@ -1032,7 +1032,7 @@ class Session(Machine[SessionState]):
                 return []
             case Hello():
                 self._become(_S.OPEN)
-                return [Send(self._end.welcome())]
+                return [Send(self._end.greeting.welcome())]
             case Ping(token):
                 self.trust.doubt(1)
                 self.writes.note_alive(token)

@@ -8,7 +8,7 @@ another port.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -22,22 +22,18 @@ from dlcore.base.errors import (
     DigestMismatchError,
     DLError,
     EntryTooLargeError,
-    MetadataError,
     NoSuchEntryError,
 )
 from dlcore.ledger.port import FollowUpdate, HeldEntries
 from dlcore.transport.connection import Connection
+from dlcore.transport.dialing import Dialer, unknown_addresses
 from dlcore.wire.client_end import NotSpokenError
-from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     ENTRY_BYTES_MIN,
-    FEATURES,
-    PROTOCOL_VERSION,
     WINDOW_BYTES_MAX,
     Chunk,
     Follow,
     Held,
-    Hello,
     ReadEntries,
     ReadEntry,
     ReadHeld,
@@ -49,26 +45,21 @@ from dlcore.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
-        Awaitable,
         Callable,
-        Iterator,
         Sequence,
     )
 
     from dlcore.access.holding import Purse
-    from dlcore.access.tls import TlsFiles
     from dlcore.access.tls_in_use import TlsInUse
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.ids import BookieId
     from dlcore.ledger.port import EntryRange, OnAnswer
-    from dlcore.transport.connection import Connect
     from dlcore.transport.control import ControlClient
+    from dlcore.transport.dialing import Resolve
     from dlcore.transport.incoming import Incoming
     from dlcore.transport.session import Answer
     from dlcore.wire.client_end import Read
     from dlcore.wire.messages import Frame
-
-    Resolve = Callable[[BookieId], Awaitable[str]]
 
 _WINDOW_CHUNKS = 2
 """Chunks that a bookie sends ahead in a range read: one is used while the next one arrives."""
@@ -120,13 +111,9 @@ class WireBookieClient:
         tls: TlsInUse | None = None,
         purse: Purse | None = None,
     ) -> None:
-        self._resolve = resolve
+        self._dialer = Dialer(resolve, cluster_id=cluster_id, config=config, tls=tls, purse=purse)
         self._resolve_control = resolve_control
-        self._cluster_id = cluster_id
         self._config = config
-        self._tls = tls
-        self._purse = purse
-        self._memory = ReceiveMemory()
         self._peers: dict[BookieId, _Peer] = {}
         self._control: ControlClient | None = None
         self._is_closed = False
@@ -267,8 +254,10 @@ class WireBookieClient:
         if self._control is None:
             from dlcore.transport.control import ControlClient  # loads grpc
 
-            self._control = ControlClient(timeout_s=self._config.read_timeout_s, tls=self._tls)
-        with _unknown_addresses(bookie):
+            self._control = ControlClient(
+                timeout_s=self._config.read_timeout_s, tls=self._dialer.tls
+            )
+        with unknown_addresses(bookie):
             address = await self._resolve_control(bookie)
         return await self._control.list_entries(bookie, address, ledger_id=ledger_id)
 
@@ -289,16 +278,9 @@ class WireBookieClient:
                     for peer in list(self._peers.values()):
                         await peer.settled()
 
-    async def _connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        context = None if self._tls is None else self._tls.client_context()
-        await asyncio.get_running_loop().create_connection(
-            lambda: protocol, host.strip("[]"), int(port), ssl=context
-        )
-
     def forget_free_memory(self) -> None:
         """Release free memory for receiving; see the port."""
-        self._memory.forget_free()
+        self._dialer.memory.forget_free()
 
     def _check_open(self, bookie: BookieId) -> None:
         if self._is_closed:
@@ -308,16 +290,10 @@ class WireBookieClient:
         self._check_open(bookie)
         peer = self._peers.get(bookie)
         if peer is None:
-            hello = Hello(
-                PROTOCOL_VERSION, FEATURES, self._cluster_id, bookie.name, bookie.incarnation
-            )
             now_s = asyncio.get_running_loop().time()
             # Bookies come and go for years: keep only those that are in use.
             self._peers = {b: each for b, each in self._peers.items() if each.is_used(now_s)}
-            files = None if self._tls is None else self._tls.files
-            connecting = (self._resolve, self._connect, files, self._purse)
-            peer = _Peer(bookie, *connecting, hello, self._memory, self._config)
-            self._peers[bookie] = peer
+            peer = self._peers[bookie] = _Peer(bookie, self._dialer)
         return peer.connection(lane)
 
     def _reading(self, bookie: BookieId, lane: Lane, request: Read) -> _Reading:
@@ -371,27 +347,11 @@ class _Reading:
 
 
 class _Peer:
-    """One bookie: its address and its connections."""
+    """One bookie: its connections, and the pause before the next one."""
 
-    def __init__(
-        self,
-        bookie: BookieId,
-        resolve: Resolve,
-        connect: Connect,
-        tls: TlsFiles | None,
-        purse: Purse | None,
-        hello: Hello,
-        memory: ReceiveMemory,
-        config: LedgerClientConfig,
-    ) -> None:
+    def __init__(self, bookie: BookieId, dialer: Dialer) -> None:
         self._bookie = bookie
-        self._resolve = resolve
-        self._connect = connect
-        self._tls = tls
-        self._purse = purse
-        self._hello = hello
-        self._memory = memory
-        self._config = config
+        self._dialer = dialer
         self._backoff = Backoff(_RECONNECT_S, _RECONNECT_S_MAX)
         self._connections: dict[Lane, Connection] = {}
         self._opening = BackgroundTasks()
@@ -406,13 +366,9 @@ class _Peer:
         if connection is None:
             connection = Connection(
                 self._bookie,
-                hello=self._hello,
-                memory=self._memory,
+                self._dialer,
                 backoff=self._backoff,
-                config=self._config,
                 on_broken=lambda: self._drop(lane),
-                tls=self._tls,
-                purse=self._purse,
             )
             # Registered before it is open: requests that come meanwhile wait in it.
             self._connections[lane] = connection
@@ -441,9 +397,7 @@ class _Peer:
         """Connect to the bookie's present address, after the pause of the back-off."""
         await asyncio.sleep(self._backoff.due_s - asyncio.get_running_loop().time())
         try:
-            with _unknown_addresses(self._bookie):
-                address = await self._resolve(self._bookie)
-            await connection.open(address, self._connect)
+            await self._dialer.dial(self._bookie, connection)
         except BookieError as error:
             self._backoff.failed(asyncio.get_running_loop().time())
             connection.fail(error)
@@ -458,15 +412,6 @@ def _update_of(answer: Answer) -> FollowUpdate:
     return FollowUpdate(
         frames=answer.frames, last_add_confirmed=answer.last_add_confirmed, fenced=answer.fenced
     )
-
-
-@contextmanager
-def _unknown_addresses(bookie: BookieId) -> Iterator[None]:
-    """Map errors of an address look-up: an unknown address says nothing about the bookie."""
-    try:
-        yield
-    except MetadataError as error:
-        raise BookieUnavailableError(f"{bookie}: its address is not known: {error}") from error
 
 
 def _check_size(bookie: BookieId, size: int) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, assert_never, cast
+from typing import TYPE_CHECKING, assert_never, cast
 
-from dlcore.access.tls_refusals import TLS_CLOSED, closed_unheard, explained
-from dlcore.base.errors import BookieUnavailableError
 from dlcore.transport.incoming import Incoming
 from dlcore.transport.sending import send
 from dlcore.transport.session import (
@@ -18,7 +16,6 @@ from dlcore.transport.session import (
     Bring,
     Call,
     Cancelled,
-    ClientSession,
     Confirm,
     EndRead,
     Expire,
@@ -35,68 +32,46 @@ from dlcore.transport.session import (
     Tick,
     TickAt,
 )
-from dlcore.wire.client_end import ClientEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from dlcore.access.holding import Purse
-    from dlcore.access.tls import TlsFiles
     from dlcore.base.backoff import Backoff
-    from dlcore.base.config import LedgerClientConfig
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.port import OnAnswer
+    from dlcore.transport.dialing import Dialer
     from dlcore.transport.session import Event, Sent
-    from dlcore.wire.client_end import Read
-    from dlcore.wire.memory import ReceiveMemory
-    from dlcore.wire.messages import Frame, Hello
+    from dlcore.wire.client_end import ClientEnd, Read
+    from dlcore.wire.messages import Frame
 
 logger = logging.getLogger(__name__)
-
-Connect: TypeAlias = "Callable[[asyncio.BufferedProtocol, str], Awaitable[None]]"
-"""Connects a protocol to host:port; failures are an OSError or an error of the address."""
 
 
 class Connection(asyncio.BufferedProtocol):
     """One connection from its first byte to its end; it is not used again once broken.
 
     Args:
-        bookie: the bookie's name in errors.
-        hello: the message that opens the connection; it names the bookie.
-        memory: the memory for received bytes.
+        bookie: the bookie that it is to.
+        dialer: begins it.
         backoff: the back-off of the bookie; success and failure of this connection are noted there.
-        config: time-outs and bounds.
         on_broken: called once the connection is of no use.
-        tls: the files of TLS, if it is used, for errors to name.
-        purse: the capabilities that it presents before requests; None: it presents none.
     """
 
     def __init__(
         self,
         bookie: BookieId,
+        dialer: Dialer,
         *,
-        hello: Hello,
-        memory: ReceiveMemory,
         backoff: Backoff,
-        config: LedgerClientConfig,
         on_broken: Callable[[], None],
-        tls: TlsFiles | None = None,
-        purse: Purse | None = None,
     ) -> None:
-        self._tls = tls
-        self._bookie = bookie
+        self._dialer = dialer
         self._backoff = backoff
-        self._timeout_s = config.add_timeout_s
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
-        self._end: ClientEnd[Sent, Incoming] = ClientEnd(hello, memory)
-        presenter = None
-        if purse is not None:
-            from dlcore.transport.presenting import Presenter  # most clients have a certificate
-
-            presenter = Presenter(purse)
-        self.session = ClientSession(bookie, self._end, config, presenter, now_s=self._loop.time())
+        self._end: ClientEnd[Sent, Incoming]
+        self._end, self.session = dialer.new_session(bookie, self._loop.time())
         self._transport: asyncio.Transport | None = None
         self._timers: dict[type, asyncio.TimerHandle] = {}
         self._settled: asyncio.Event | None = None  # made when a caller waits for the last write
@@ -138,21 +113,6 @@ class Connection(asyncio.BufferedProtocol):
         """Break the connection: every unanswered request fails like `error`."""
         self._handle(GivenUp(error))
 
-    async def open(self, address: str, connect: Connect) -> None:
-        """Connect.
-
-        Raises:
-            BookieUnavailableError: there is no connection.
-        """
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await connect(self, address)
-        except (OSError, ValueError, OverflowError, TimeoutError) as error:
-            reason = explained(error, self._tls)
-            raise BookieUnavailableError(
-                f"{self._bookie}: no connection to {address}: {reason}"
-            ) from error
-
     # Calls of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -183,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end.close()
         reason = f": {exc}" if exc else ""
         if self.session.is_unheard:
-            reason += f"; {closed_unheard(self._tls) if self._tls is not None else TLS_CLOSED}"
+            reason += f"; {self._dialer.why_unheard()}"
         self._handle(Lost(reason))
 
     # The machine
@@ -210,7 +170,9 @@ class Connection(asyncio.BufferedProtocol):
                 case ExpireAt(at_s):
                     self._say_at(at_s, Expire)
                 case NoteFailure(reason):
-                    logger.debug("connection ended bookie=%s reason=%s", self._bookie, reason)
+                    logger.debug(
+                        "connection ended bookie=%s reason=%s", self.session.bookie, reason
+                    )
                     self._backoff.failed(self._loop.time())
                 case _:
                     assert_never(effect)

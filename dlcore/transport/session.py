@@ -301,7 +301,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         now_s: float,
     ) -> None:
         self.state = _CONNECTING
-        self._bookie = bookie
+        self.bookie = bookie
         self._end = end
         self._timeout_s = config.add_timeout_s
         self._pending_entries_max = _BACKLOG_FACTOR * config.pending_entries_max
@@ -373,7 +373,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         pending = len(self._end.writes) + len(queue)
         if pending >= self._pending_entries_max or bytes_before + size > self._pending_bytes_max:
             held = f"{pending} requests of {bytes_before} bytes are pending"
-            error = BookieOverloadedError(f"{self._bookie}: {held}")
+            error = BookieOverloadedError(f"{self.bookie}: {held}")
             return [Refuse(write.on_answer, error)]
         state = self.state
         if state in _OVER:
@@ -477,7 +477,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         try:
             self._ids[read], buffers = self._end.read(request, read)
         except BookieError as error:
-            return [EndRead(read, _named(self._bookie, error))]
+            return [EndRead(read, _named(self.bookie, error))]
         if self._presenter is not None:
             buffers = self._authorize(self._presenter.before_read(request)) + buffers
         return [Send(buffers)]
@@ -518,9 +518,9 @@ class ClientSession(Machine[SessionState], Generic[R]):
             case Told(read, lac):
                 return [Bring(read, lac)]
             case WriteRefused(write, error):
-                return [self._refuse(write, _named(self._bookie, error))]
+                return [self._refuse(write, _named(self.bookie, error))]
             case ReadRefused(read, error):
-                return [EndRead(read, _named(self._bookie, error))]
+                return [EndRead(read, _named(self.bookie, error))]
             case Ping(token):
                 # A bookie that does not receive hears from us once it does.
                 return [] if self.state is _BLOCKED else [Send(encode(Pong(token)))]
@@ -567,7 +567,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         expired = [writes.pop(request_id) for request_id in ids]
         while queue and queue[0].submitted_s + timeout_s <= now_s:
             expired.append(_as_sent(queue.popleft()))
-        reason = f"{self._bookie}: no answer within {timeout_s} s"
+        reason = f"{self.bookie}: no answer within {timeout_s} s"
         effects = [self._refuse(write, BookieUnavailableError(reason)) for write in expired]
         oldest = next(chain(writes.values(), map(_as_sent, queue)), None)
         if oldest is not None:
@@ -590,7 +590,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         """End the session because the bookie or the connection failed."""
         if self.state in _OVER:
             return []
-        return [NoteFailure(str(error)), *self._end_all(_named(self._bookie, error))]
+        return [NoteFailure(str(error)), *self._end_all(_named(self.bookie, error))]
 
     def _end_all(self, error: DLError) -> list[Effect[R]]:
         """End the session: every unanswered request fails like `error`."""
@@ -611,7 +611,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         ]
 
     def _broken(self) -> BookieUnavailableError:
-        return BookieUnavailableError(f"{self._bookie}: the connection is broken")
+        return BookieUnavailableError(f"{self.bookie}: the connection is broken")
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""

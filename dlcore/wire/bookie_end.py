@@ -69,12 +69,54 @@ _GREETING = kinds(Kind.HELLO)
 _REQUESTS = kinds(*(kind for kind in Kind if Kind.HELLO < kind < Kind.WELCOME))
 
 
-class BookieEnd:
-    """One connection.
+class Greeting:
+    """The handshake: which clients are meant for this bookie, and let in.
 
     Args:
         bookie: this bookie; a client that names another one is refused.
         cluster_id: the cluster of the bookie.
+    """
+
+    def __init__(self, bookie: BookieId, cluster_id: str) -> None:
+        self.is_over = False
+        """Whether the client is let in."""
+        self.refusal: str | None = None
+        """Why the client is not let in, whatever its HELLO says."""
+        self._bookie = bookie
+        self._cluster_id = cluster_id
+        self._features = 0
+
+    def enter(self, hello: Hello) -> None:
+        """Let the client in, or raise the error for which it is not."""
+        if self.refusal is not None:
+            raise BookieAccessDeniedError(self.refusal)
+        if hello.version != PROTOCOL_VERSION:
+            raise BadRequestError(f"protocol version {hello.version}, expected {PROTOCOL_VERSION}")
+        if hello.cluster_id != self._cluster_id:
+            raise BadRequestError(
+                f"this bookie is of cluster {self._cluster_id}, not {hello.cluster_id}"
+            )
+        bookie = self._bookie
+        if (hello.bookie_name, hello.incarnation) != (bookie.name, bookie.incarnation):
+            raise WrongIncarnationError(
+                f"this is {bookie.name}, incarnation {bookie.incarnation}; "
+                f"not {hello.bookie_name}, incarnation {hello.incarnation}"
+            )
+        # A newer client may know more features; both ends use only those that both know.
+        self._features = hello.features & FEATURES
+        self.is_over = True
+
+    def welcome(self) -> list[Buffer]:
+        """Return the answer to a HELLO that is let in."""
+        name, incarnation = self._bookie.name, self._bookie.incarnation
+        return encode(Welcome(PROTOCOL_VERSION, self._features, name, incarnation))
+
+
+class BookieEnd:
+    """One connection.
+
+    Args:
+        bookie, cluster_id: for its greeting.
         memory: the memory for received bytes.
         room: the bound on the memory of big payloads.
     """
@@ -82,24 +124,19 @@ class BookieEnd:
     def __init__(
         self, bookie: BookieId, cluster_id: str, memory: ReceiveMemory, room: Room | None = None
     ) -> None:
-        self._bookie = bookie
-        self._cluster_id = cluster_id
+        self.greeting = Greeting(bookie, cluster_id)
         self._assembly = Assembly(memory, _GREETING, room)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
         self.close = self._assembly.close
-        self.is_open = False
-        """Whether the handshake is over."""
-        self.refusal: str | None = None
-        """Why the client is not let in, whatever its HELLO says."""
-        self._features = 0
         self._last_id = 0
         self._windows: dict[int, int] = {}
 
     def next_event(self) -> BookieEvent | None:
         """Return the client's next message; None if none is whole.
 
-        The caller answers a HELLO with `welcome`.  CREDIT and CANCEL may name reads that ended.
+        The caller answers a HELLO with `Greeting.welcome`.  CREDIT and CANCEL may name reads that
+        ended.
 
         Raises:
             WireError: the client broke the protocol.
@@ -113,7 +150,7 @@ class BookieEnd:
         message = decode(*frame)
         match message:
             case Hello():
-                self._enter(message)
+                self.greeting.enter(message)
                 self._assembly.expected = _REQUESTS
             case Add():
                 self._take_ids(message.first_request_id, len(message.frames))
@@ -129,11 +166,6 @@ class BookieEnd:
             case _:
                 assert isinstance(message, (Cancel, Authorize, Ping, Pong))
         return message
-
-    def welcome(self) -> list[Buffer]:
-        """Return the answer to a correct HELLO."""
-        name, incarnation = self._bookie.name, self._bookie.incarnation
-        return encode(Welcome(PROTOCOL_VERSION, self._features, name, incarnation))
 
     def window_of(self, request_id: int) -> int:
         """Return the bytes left in a read's window; if there are any, a whole message may go."""
@@ -152,25 +184,6 @@ class BookieEnd:
     def end(self, request_id: int) -> None:
         """Forget the window of a read that has ended."""
         self._windows.pop(request_id, None)
-
-    def _enter(self, hello: Hello) -> None:
-        if self.refusal is not None:
-            raise BookieAccessDeniedError(self.refusal)
-        if hello.version != PROTOCOL_VERSION:
-            raise BadRequestError(f"protocol version {hello.version}, expected {PROTOCOL_VERSION}")
-        if hello.cluster_id != self._cluster_id:
-            raise BadRequestError(
-                f"this bookie is of cluster {self._cluster_id}, not {hello.cluster_id}"
-            )
-        bookie = self._bookie
-        if (hello.bookie_name, hello.incarnation) != (bookie.name, bookie.incarnation):
-            raise WrongIncarnationError(
-                f"this is {bookie.name}, incarnation {bookie.incarnation}; "
-                f"not {hello.bookie_name}, incarnation {hello.incarnation}"
-            )
-        # A newer client may know more features; both ends use only those that both know.
-        self._features = hello.features & FEATURES
-        self.is_open = True
 
     def _take_ids(self, first: int, count: int) -> None:
         # Ids only ascend, so an id names one request for as long as the connection lives, and a

@@ -16,7 +16,7 @@ from bookie.serving import session as session_module
 from bookie.serving.writes_in_flight import WritesInFlight
 from dlcore.base.errors import DLError, NoSuchEntryError
 from dlcore.transport.session import ClientSession, EndRead
-from dlcore.wire.bookie_end import BookieEnd
+from dlcore.wire.bookie_end import Greeting
 from dlcore.wire.client_end import ClientEnd, Stored, Welcomed
 from dlcore.wire.keepalive import Keepalive
 
@@ -65,14 +65,14 @@ def windows_are_not_given_back() -> Iterator[None]:
 def handshakes_are_not_checked() -> Iterator[None]:
     """Whoever answers at the address is the bookie that is meant."""
 
-    def enter(self: BookieEnd, _: Hello) -> None:
-        self.is_open = True
+    def enter(self: Greeting, _: Hello) -> None:
+        self.is_over = True
 
     def welcome(self: ClientEnd[Any, Any], _: Welcome) -> Welcomed:
         self._is_welcome = True
         return Welcomed()
 
-    with patch.object(BookieEnd, "_enter", enter), patch.object(ClientEnd, "_enter", welcome):
+    with patch.object(Greeting, "enter", enter), patch.object(ClientEnd, "_enter", welcome):
         yield
 
 

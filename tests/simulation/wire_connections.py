@@ -13,6 +13,7 @@ from bookie.serving.service import BookieService
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import DLError
 from dlcore.transport.client import WireBookieClient
+from dlcore.transport.dialing import Dialer
 from dlcore.wire.digest import decode_frame
 from tests.simulation.connections import (
     READ_CHUNK_BYTES,
@@ -48,11 +49,8 @@ REFUSAL_CHANCE = 0.7
 """How often a client is told that a process is gone; else there is silence."""
 
 
-class WireSimClient(WireBookieClient):
-    """One client process's connections, which give up after `timeout_s`.
-
-    Lists of entries are asked for by themselves: they do not travel on the wire.
-    """
+class SimDialer(Dialer):
+    """Begins connections over the simulated network; the address of a bookie is its name."""
 
     def __init__(
         self,
@@ -60,35 +58,25 @@ class WireSimClient(WireBookieClient):
         *,
         network: Network,
         bookies: Sequence[SimBookie],
-        cluster_id: str,
         rng: random.Random,
-        timeout_s: float,
+        cluster_id: str,
+        config: LedgerClientConfig,
     ) -> None:
-        super().__init__(
-            self._find,
-            cluster_id=cluster_id,
-            config=LedgerClientConfig(
-                add_timeout_s=timeout_s,
-                read_timeout_s=timeout_s,
-                read_chunk_bytes=READ_CHUNK_BYTES,
-            ),
-        )
+        super().__init__(self.find, cluster_id=cluster_id, config=config)
         self.name = name
-        self._by_itself = SimBookieClient(
-            name, network=network, bookies=bookies, timeout_s=timeout_s
-        )
         self._rng = rng
         self._network = network
         self._bookies = bookies
         self._loop = asyncio.get_running_loop()
 
-    async def _find(self, bookie: BookieId) -> str:
+    async def find(self, bookie: BookieId) -> str:
+        """Return the address of a bookie."""
         return bookie.name
 
     def _machine(self, name: str) -> SimBookie:
         return next(each for each in self._bookies if each.name == name)
 
-    async def _connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
+    async def connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
         """Connect to the bookie whose name is `address`: a message there and one back."""
         here = self._machine(address)
         accepted: asyncio.Future[bool] = self._loop.create_future()
@@ -126,6 +114,37 @@ class WireSimClient(WireBookieClient):
         self._network.send(self.name, here.name, arrive)
         if not await accepted:
             raise ConnectionRefusedError(f"{address} refuses connections")
+
+
+class WireSimClient(WireBookieClient):
+    """One client process's connections, which give up after `timeout_s`.
+
+    Lists of entries are asked for by themselves: they do not travel on the wire.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        network: Network,
+        bookies: Sequence[SimBookie],
+        cluster_id: str,
+        rng: random.Random,
+        timeout_s: float,
+    ) -> None:
+        config = LedgerClientConfig(
+            add_timeout_s=timeout_s,
+            read_timeout_s=timeout_s,
+            read_chunk_bytes=READ_CHUNK_BYTES,
+        )
+        dialer = SimDialer(
+            name, network=network, bookies=bookies, rng=rng, cluster_id=cluster_id, config=config
+        )
+        super().__init__(dialer.find, cluster_id=cluster_id, config=config)
+        self._dialer = dialer
+        self._by_itself = SimBookieClient(
+            name, network=network, bookies=bookies, timeout_s=timeout_s
+        )
 
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """Return ranges."""

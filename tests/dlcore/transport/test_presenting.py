@@ -90,7 +90,7 @@ def test_what_a_bookie_keeps_no_more_is_presented_again(monkeypatch: pytest.Monk
     async def scenario() -> None:
         async with raw_bookie(script.serve) as address, client_with(address, *tokens) as client:
             await read(client, 1, 2)
-            purse = client._purse
+            purse = client._dialer.purse
             assert isinstance(purse, CarriedPurse)
             purse.learn([later])
             await read(client, 3, 2)

@@ -42,7 +42,7 @@ def feed(data: bytes) -> None:
     client: ClientEnd[int, int] = ClientEnd(HELLO, _MEMORY)
     if is_open:
         take(bookie, b"".join(encode(HELLO)), SCRATCH_BYTES)
-        take(client, b"".join(bookie.welcome()), SCRATCH_BYTES)
+        take(client, b"".join(bookie.greeting.welcome()), SCRATCH_BYTES)
     for end in (bookie, client):
         try:
             take(end, rest, piece)

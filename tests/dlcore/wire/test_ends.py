@@ -85,7 +85,7 @@ def new_client(*, is_open: bool = True) -> ClientEnd[str, str]:
     """Return a client's end."""
     end: ClientEnd[str, str] = ClientEnd(HELLO, ReceiveMemory())
     if is_open:
-        feed(end, new_bookie().welcome())
+        feed(end, new_bookie().greeting.welcome())
         assert isinstance(end.next_event(), Welcomed)
     return end
 

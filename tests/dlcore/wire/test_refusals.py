@@ -66,7 +66,7 @@ def test_a_bookie_refuses_whom_it_cannot_serve(
     feed(end, encode(hello))
     with pytest.raises(error, match=message):
         end.next_event()
-    assert not end.is_open
+    assert not end.greeting.is_over
 
 
 @pytest.mark.parametrize(
