@@ -46,6 +46,58 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class DurabilityWaiters:
+    """Callers that wait until what was accepted before their call is durable.
+
+    There are no more of them than accepted records that are not durable, which the storage bounds.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()  # by their `end`
+
+    def add(self, end: int, future: asyncio.Future[None]) -> None:
+        """Add one who waits for this end of accepted bytes, which never falls."""
+        self._waiters.append((end, future))
+
+    def durable(self, end: int) -> None:
+        """Answer those who wait for this end, or an earlier one."""
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= end:
+            future = waiters.popleft()[1]
+            if not future.done():
+                future.set_result(None)
+
+    def fail(self, error: BookieError) -> None:
+        """Answer all with the error."""
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(_again(error))
+        self._waiters.clear()
+
+
+class CommitTimes:
+    """How long records wait until they are durable, and how long the device takes."""
+
+    def __init__(self) -> None:
+        self.adds = Durations()
+        """From the first record after what is durable until it is durable as well."""
+        self.syncs = Durations()
+        """The times that the write of a batch with its sync took."""
+        self._waits_since_s: float | None = None
+
+    def accepted(self) -> None:
+        """A record was accepted."""
+        if self._waits_since_s is None:
+            self._waits_since_s = steady_s()
+
+    def durable(self, *, more_waits: bool) -> None:
+        """Count how long the oldest record waited; what came meanwhile counts from now on."""
+        now_s = steady_s()
+        if self._waits_since_s is not None:
+            self.adds.note(now_s - self._waits_since_s)
+        self._waits_since_s = now_s if more_waits else None
+
+
 class GroupCommit:
     """A queue and its driver, on one event loop; the owner runs `run` in a task."""
 
@@ -62,14 +114,10 @@ class GroupCommit:
         self._files = files
         self._events = events
         self._work: asyncio.Future[Write | MakeFooter] = self._loop.create_future()
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()  # by their `accepted_end`
+        self._waiters = DurabilityWaiters()
         self._handovers = BackgroundTasks()
         self._retry: asyncio.TimerHandle | None = None
-        self._waits_since_s: float | None = None
-        self.add_times = Durations()
-        """From the first record after what is durable until it is durable as well."""
-        self.sync_times = Durations()
-        """The times that the write of a batch with its sync took."""
+        self.times = CommitTimes()
 
     @property
     def has_failed(self) -> bool:
@@ -86,8 +134,7 @@ class GroupCommit:
 
         Unless it `is_urgent`, they wait for others that are, or for `wake`.
         """
-        if self._waits_since_s is None:
-            self._waits_since_s = steady_s()
+        self.times.accepted()
         effects = self.queue.accept(size_bytes, is_urgent=is_urgent)
         if effects:  # not for most records: a turn, or a write, is on its way
             self._perform(effects)
@@ -110,7 +157,7 @@ class GroupCommit:
         if queue.error is not None:
             raise _again(queue.error)
         if queue.durable_end < queue.accepted_end:
-            self._waiters.append((queue.accepted_end, future))
+            self._waiters.add(queue.accepted_end, future)
         else:
             future.set_result(None)
         return future
@@ -152,8 +199,8 @@ class GroupCommit:
                 case Offer():
                     effects += self.queue.handle(self._offered(effect))
                 case Durable():
-                    self._note_durable()
-                    self._answer_waiters(effect.end)
+                    self.times.durable(more_waits=bool(self.queue.pending_bytes))
+                    self._waiters.durable(effect.end)
                     # After the callbacks of their futures.
                     self._loop.call_soon(self._events.on_durable, effect.ledger_ids)
                 case Call.TURN_SOON:
@@ -172,20 +219,6 @@ class GroupCommit:
                 case _:
                     assert_never(effect)
 
-    def _note_durable(self) -> None:
-        """Count how long the oldest record waited; what came meanwhile counts from now on."""
-        now_s = steady_s()
-        if self._waits_since_s is not None:
-            self.add_times.note(now_s - self._waits_since_s)
-        self._waits_since_s = now_s if self.queue.pending_bytes else None
-
-    def _answer_waiters(self, end: int) -> None:
-        waiters = self._waiters
-        while waiters and waiters[0][0] <= end:
-            future = waiters.popleft()[1]
-            if not future.done():
-                future.set_result(None)
-
     def _turn(self) -> None:
         try:
             self._handle(Signal.TURN)
@@ -194,10 +227,7 @@ class GroupCommit:
             raise
 
     def _fail(self, error: BookieError) -> None:
-        for _, future in self._waiters:
-            if not future.done():
-                future.set_exception(_again(error))
-        self._waiters.clear()
+        self._waiters.fail(error)
         self._handovers.cancel()
         if self._retry is not None:
             self._retry.cancel()
@@ -216,7 +246,7 @@ class GroupCommit:
             return Fail(error)
         if not is_taken:
             return Signal.NOT_TAKEN
-        self.sync_times.note(steady_s() - begun_s)
+        self.times.syncs.note(steady_s() - begun_s)
         return Signal.TAKEN
 
     async def _answer_to(self, work: Write | MakeFooter) -> Event:
@@ -251,7 +281,7 @@ class GroupCommit:
                 begun_s = steady_s()
                 await self._with_room(write, partial(file.append, write.buffers))
                 if write.step is Step.BATCH:
-                    self.sync_times.note(steady_s() - begun_s)
+                    self.times.syncs.note(steady_s() - begun_s)
             case Step.CUT:
                 await file.truncate(file.size)
             case Step.NOTE:

@@ -58,25 +58,18 @@ class Upkeep:
             room_bytes=self._room_for_copies,
             is_full=lambda: status.is_read_only,
         )
-        self._scrubber = Scrubber(core, config.scrub, owner=owner)
+        self.scrubber = Scrubber(core, config.scrub, owner=owner, clock=clock)
         self._garbage_lock = asyncio.Lock()
         self._compaction_lock = asyncio.Lock()
-        self._scrub_lock = asyncio.Lock()
-        self._scrubbed_ms = clock.now_ms()
         self.freed_bytes = 0
         """Bytes that garbage collection and compaction have freed."""
-
-    @property
-    def scrub_age_s(self) -> float:
-        """The seconds since the last pass of scrubbing ended; without one, since the start."""
-        return max(0, self._clock.now_ms() - self._scrubbed_ms) / 1000
 
     def configure(self, config: StorageConfig) -> None:
         """Apply another configuration, also to passes in progress."""
         self._config = config
         self._judge.config = config.garbage
         self._compactor.config = config.compact
-        self._scrubber.config = config.scrub
+        self.scrubber.config = config.scrub
 
     async def collect_garbage(
         self,
@@ -140,7 +133,7 @@ class Upkeep:
         self._status.check_open()
         async with self._compaction_lock:
             self._core.log.commits.check()
-            await self._scrubber.mend_footers()
+            await self.scrubber.mend_footers()
             report = await self._compactor.run()
         self.freed_bytes += report.bytes_freed
         self._status.look()  # the pass may have freed space
@@ -179,7 +172,7 @@ class Upkeep:
             async with self._compaction_lock:
                 if not await self._seal_newest():
                     return "the newest file could not be sealed yet", unproven
-                await self._scrubber.mend_footers()
+                await self.scrubber.mend_footers()
                 compacted = await self._compactor.run(only=await self._files_of_deleted())
                 # Also of a file that an earlier pass dropped and could not delete.
                 await core.files.drop_dead()
@@ -218,10 +211,7 @@ class Upkeep:
     async def scrub(self) -> ScrubReport:
         """Read and verify all stored data once."""
         self._status.check_open()
-        async with self._scrub_lock:
-            report = await self._scrubber.run()
-            self._scrubbed_ms = self._clock.now_ms()
-            return report
+        return await self.scrubber.run()
 
     def _room_for_copies(self) -> int:
         """Return the bytes that compaction may write now: the free space above its floor."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from bookie.disks.port import DiskFile
     from bookie.files.index import EntryColumns
     from bookie.storage.storage_core import StorageCore
+    from dlcore.base.clock import Clock
 
 logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 * 1024
@@ -90,10 +91,14 @@ class Scrubber:
         config: ScrubConfig,
         *,
         owner: bytes,
+        clock: Clock,
     ) -> None:
         self._core = core
         self.config = config
         self._owner = owner
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._ended_ms = clock.now_ms()
         self._footer_lock = asyncio.Lock()
         """Held by the pass that makes a footer again, so that no other pass does so at the same
         time."""
@@ -104,13 +109,19 @@ class Scrubber:
             await self._scrub_file(number, ScrubReport(), self._scrub_sealed)
 
     async def run(self) -> ScrubReport:
-        """Read every existing file once."""
+        """Read every existing file once, behind a pass that is under way."""
         report = ScrubReport()
-        for number in self._core.files.numbers():
-            await self._scrub_file(number, report, self._scrub_sealed)
-        for index in self._core.log.unsealed.indexes():
-            await self._scrub_file(index.number, report, self._scrub_unsealed)
+        async with self._lock:
+            for number in self._core.files.numbers():
+                await self._scrub_file(number, report, self._scrub_sealed)
+            for index in self._core.log.unsealed.indexes():
+                await self._scrub_file(index.number, report, self._scrub_unsealed)
+            self._ended_ms = self._clock.now_ms()
         return report
+
+    def age_s(self) -> float:
+        """Return the seconds since the last pass ended; without one, since the start."""
+        return max(0, self._clock.now_ms() - self._ended_ms) / 1000
 
     async def _scrub_file(
         self,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.background import all_of, end_tasks, outcome_of, start_task
 from dlcore.base.errors import AlreadyClosedError, ConfigurationError
-from dlcore.base.statistics import WriteStatistics
 from dlcore.ledger.context import LedgerContext
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import BookieHealth, Conduct
@@ -18,6 +17,7 @@ from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recovery_driver import recover
 from dlcore.ledger.writing.in_flight import InFlight
+from dlcore.ledger.writing.open_writers import OpenWriters
 from dlcore.ledger.writing.writer import LedgerWriter
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ class LedgerClient:
                     bytes_max=config.pending_bytes_max, entries_max=config.pending_entries_max
                 ),
             )
-        self._writers: set[LedgerWriter] = set()
-        self._entries_written = self._bytes_written = 0  # by writers that ended
+        self.writers = OpenWriters()
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
         self._is_short = False  # too few bookies were writable when the last ledger was created
         self._is_closed = False
@@ -162,9 +161,9 @@ class LedgerClient:
         ops = extra_ops(place.ledger_id) if extra_ops is not None else ()
         versioned = await context.ledger_store.create(metadata, extra_ops=ops)
         writer = LedgerWriter(
-            versioned, context, recover=self.recover_ledger, on_end=self._writer_ended
+            versioned, context, recover=self.recover_ledger, on_end=self.writers.ended
         )
-        self._writers.add(writer)
+        self.writers.add(writer)
         return writer
 
     def _tell_of_shortage(self, metadata: LedgerMetadata) -> None:
@@ -179,23 +178,6 @@ class LedgerClient:
                 metadata.quorum,
                 metadata.wanted,
             )
-
-    def _writer_ended(self, writer: LedgerWriter) -> None:
-        if writer in self._writers:
-            self._writers.discard(writer)
-            self._entries_written += writer.last_add_confirmed + 1
-            self._bytes_written += writer.confirmed_bytes
-
-    @property
-    def write_statistics(self) -> WriteStatistics:
-        """Counts of the entries and bytes that were written until now."""
-        writers = list(self._writers)  # a copy: a collector may ask in another thread
-        return WriteStatistics(
-            open_ledgers=len(writers),
-            pending_bytes=sum(writer.pending_bytes for writer in writers),
-            entries=self._entries_written + sum(w.last_add_confirmed + 1 for w in writers),
-            size_bytes=self._bytes_written + sum(w.confirmed_bytes for w in writers),
-        )
 
     @property
     def durations(self) -> tuple[Durations, Durations]:
@@ -262,8 +244,7 @@ class LedgerClient:
     async def aclose(self) -> None:
         """Abandon writers and recoveries that are still at work.  Idempotent."""
         self._is_closed = True
-        for writer in list(self._writers):
-            await writer.abandon()
+        await self.writers.aclose()
         await end_tasks(*self._recoveries.values())
 
     def _context(self) -> LedgerContext:

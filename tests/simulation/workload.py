@@ -237,7 +237,7 @@ class Scenario:
 
         A writer that has nothing in flight may still append an entry.
         """
-        appenders = [each._appender for each in client.ledgers._writers]
+        appenders = [each._appender for each in client.ledgers.writers.open]
         size = sum(each.window.pending_bytes for each in appenders)
         count = sum(each.window.pending_count for each in appenders)
         limits = client.config

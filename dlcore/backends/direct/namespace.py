@@ -108,29 +108,39 @@ class DirectNamespace(Namespace):
     ) -> None:
         self._uri = uri
         self._cluster_settings = cluster_settings
-        self._store = store
-        self._bookies = bookies
         self._keys = keys
-        self._registry = registry or BookieRegistry(store, paths)
         ledger_store = LedgerStore(store, paths)
-        self._ledgers = LedgerClient(
+        registry = registry or BookieRegistry(store, paths)
+        ledgers = LedgerClient(
             ledger_store=ledger_store,
-            registry=self._registry,
+            registry=registry,
             bookies=bookies,
             config=client_config,
             clock=clock,
             rng=rng,
             cold=cold or ColdLedgers(config=client_config),
         )
+        self.ports = NamespacePorts(
+            store=store,
+            paths=paths,
+            ledger_store=ledger_store,
+            registry=registry,
+            bookies=bookies,
+            ledgers=ledgers,
+            client_config=client_config,
+            clock=clock,
+            rng=rng,
+        )
+        """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
         self._context = LogContext(
             store=store,
             paths=paths,
             logs=LogStore(store, paths),
             ledger_store=ledger_store,
             ledger_cache=LedgerCache(ledger_store),
-            ledgers=self._ledgers,
+            ledgers=ledgers,
             tidier=Tidier(),
-            registry=self._registry,
+            registry=registry,
             clock=clock,
             rng=rng,
             config=config,
@@ -139,20 +149,10 @@ class DirectNamespace(Namespace):
             lifetime=Lifetime(uri),
             encryption_keys=encryption_keys,
         )
-        self._ports = NamespacePorts(
-            store=store,
-            paths=paths,
-            ledger_store=ledger_store,
-            registry=self._registry,
-            bookies=bookies,
-            ledgers=self._ledgers,
-            client_config=client_config,
-            clock=clock,
-            rng=rng,
-        )
         self._owner = StagingOwner(self._context)
         self._followers = LogFollowers(self._context)
-        self._rules = RuleStore(store, self._context.paths)
+        self.access_rules = RuleStore(store, paths)
+        """The rules of access, for proxies and maintenance."""
 
     @property
     @override
@@ -162,12 +162,12 @@ class DirectNamespace(Namespace):
     @property
     def ledgers(self) -> LedgerClient:
         """The ledger client that its logs use."""
-        return self._ledgers
+        return self.ports.ledgers
 
     @property
-    def ports(self) -> NamespacePorts:
-        """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
-        return self._ports
+    def staging_owner(self) -> StagingOwner:
+        """The node that shows that this process lives, for those that stage and merge."""
+        return self._owner
 
     @property
     def log_context(self) -> LogContext:
@@ -179,16 +179,6 @@ class DirectNamespace(Namespace):
         """The logs with kept snapshots; the namespace closes them."""
         self._require_open()
         return self._followers
-
-    @property
-    def access_rules(self) -> RuleStore:
-        """The rules of access, for proxies and maintenance."""
-        return self._rules
-
-    @property
-    def staging_owner(self) -> StagingOwner:
-        """The node that shows that this process lives, for those that stage and merge."""
-        return self._owner
 
     @override
     async def create_log(
@@ -212,7 +202,7 @@ class DirectNamespace(Namespace):
         if self._cluster_settings is not None:
             settings = await self._cluster_settings.settings_of_new_log(settings)
         await self._context.logs.create(metadata, settings, first_schema(schema))
-        await self._registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
+        await self.ports.registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
 
     @override
     async def delete_log(self, name: str, *, damaged: bool = False) -> None:
@@ -249,7 +239,7 @@ class DirectNamespace(Namespace):
     ) -> AsyncIterator[list[str]]:
         self._require_open()
         return list_pages(
-            self._store,
+            self.ports.store,
             self._context.paths,
             name_prefix(prefix),
             after=None if after is None else validate_log_name(after),
@@ -313,7 +303,7 @@ class DirectNamespace(Namespace):
             value=lifetime_s,
             rule=f"expected 1 … {LIFETIME_S_MAX}",
         )
-        ring = await ensure_keys(self._store, self._context.paths, self._context.clock)
+        ring = await ensure_keys(self.ports.store, self._context.paths, self._context.clock)
         now_s = self._context.clock.now_ms() // 1000
         signer = ring.signer(now_s)
         return [
@@ -329,7 +319,7 @@ class DirectNamespace(Namespace):
             return self._context
 
         self._require_open()
-        return scan_entries(part, self._ledgers, current, self._context.encryption_keys)
+        return scan_entries(part, self.ports.ledgers, current, self._context.encryption_keys)
 
     @override
     async def begin_append(
@@ -401,7 +391,7 @@ class DirectNamespace(Namespace):
     @override
     async def get_access_rules(self) -> list[str]:
         self._require_open()
-        return list(map(str, await persistently(self._rules.read)))
+        return list(map(str, await persistently(self.access_rules.read)))
 
     @override
     async def change_access_rules(
@@ -409,7 +399,7 @@ class DirectNamespace(Namespace):
     ) -> list[str]:
         added, removed = texts_of(add), texts_of(remove)
         require_present(await self.get_access_rules(), removed)
-        rules = await self._rules.change(
+        rules = await self.access_rules.change(
             add=map(Rule.parse, added), remove=map(Rule.parse, removed)
         )
         return list(map(str, rules))
@@ -417,7 +407,7 @@ class DirectNamespace(Namespace):
     @override
     def get_statistics(self) -> NamespaceStatistics:
         self._require_open()
-        context, written = self._context, self._ledgers.write_statistics
+        context, written = self._context, self.ports.ledgers.writers.statistics()
         # A copy: a collector may ask in another thread.
         kinds = Counter(_public_name(each) for each in list(context.open_objects))
         return NamespaceStatistics(
@@ -425,8 +415,8 @@ class DirectNamespace(Namespace):
             bytes_written=written.size_bytes,
             entries_read=context.reads.entries,
             bytes_read=context.reads.size_bytes,
-            sessions_lost=self._store.figures.sessions_lost,
-            is_connected=self._store.session_state is SessionState.CONNECTED,
+            sessions_lost=self.ports.store.figures.sessions_lost,
+            is_connected=self.ports.store.session_state is SessionState.CONNECTED,
             open_ledgers=written.open_ledgers,
             pending_bytes=written.pending_bytes,
             open_objects=dict(kinds),
@@ -444,12 +434,12 @@ class DirectNamespace(Namespace):
         """Return the samples of its metrics; none once it is closed."""
         if self._context.lifetime.has_ended:
             return ()
-        return samples(self.get_statistics(), self._ledgers.durations)
+        return samples(self.get_statistics(), self.ports.ledgers.durations)
 
     @override
     async def get_bookies(self) -> list[BookieRegistration]:
         self._require_open()
-        return await self._registry.get_bookies()
+        return await self.ports.registry.get_bookies()
 
     @override
     async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
@@ -479,13 +469,13 @@ class DirectNamespace(Namespace):
             return
         self._context.lifetime.has_ended = True
         async with AsyncExitStack() as steps:  # from the last to the first, even if one fails
-            steps.push_async_callback(self._store.aclose)
+            steps.push_async_callback(self.ports.store.aclose)
             for keys in (self._keys, self._context.encryption_keys):
                 if keys is not None:
                     steps.push_async_callback(keys.aclose)
-            steps.push_async_callback(self._bookies.aclose)
-            steps.push_async_callback(self._registry.aclose)
-            steps.push_async_callback(self._ledgers.aclose)
+            steps.push_async_callback(self.ports.bookies.aclose)
+            steps.push_async_callback(self.ports.registry.aclose)
+            steps.push_async_callback(self.ports.ledgers.aclose)
             steps.push_async_callback(self._owner.aclose)
             steps.callback(self._followers.close)
             steps.push_async_callback(self._context.tidier.aclose)

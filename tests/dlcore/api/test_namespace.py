@@ -213,8 +213,8 @@ def test_closing_goes_on_after_a_failure() -> None:
 
         for writer in writers:
             writer._lock.release = fail  # type: ignore[union-attr, method-assign]
-        namespace._ledgers.aclose = fail  # type: ignore[method-assign]
-        namespace._bookies.aclose = close_bookies  # type: ignore[method-assign]
+        namespace.ports.ledgers.aclose = fail  # type: ignore[method-assign]
+        namespace.ports.bookies.aclose = close_bookies  # type: ignore[method-assign]
         with pytest.raises(LedgerReadError, match="planted"):
             await namespace.aclose()
         assert closed == ["bookies"]

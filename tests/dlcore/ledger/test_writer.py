@@ -74,11 +74,11 @@ def test_a_close_that_comes_too_late_ends_the_writer(
             if is_noticed_before:
                 with pytest.raises(error):
                     await writer.append([b"x"])
-            assert ledgers._writers == {writer}
+            assert ledgers.writers.open == {writer}
             for _ in range(2):
                 with pytest.raises(error):
                     await writer.close()
-            assert not ledgers._writers
+            assert not ledgers.writers.open
             assert not writer._driver._timers
             with pytest.raises(error):
                 await writer.wait_for_capacity()

@@ -295,7 +295,7 @@ def test_a_watch_outlives_its_session_at_zookeeper(
             for name in ("a", "b", "x" * 300):
                 await other.create_log(name)
             await until_known(watch, told, ["a", "b", "x" * 300])
-            store = namespace._store
+            store = namespace.ports.store
             changing = asyncio.create_task(expire_session(store, zookeeper.servers))  # type: ignore[arg-type]
             await other.rename_log("a", "y" * 300)
             await other.delete_log("b")
