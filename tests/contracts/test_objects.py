@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.errors import ConfigurationError, ObjectStoreError
+from dlcore.log.cold import stores
+from dlcore.log.cold.delta_tables import DeltaTables
 from dlcore.log.cold.stores import StoredObjects
+from tests.fixtures.http_relay import http_relay
 from tests.fixtures.memory_objects import MemoryObjects
 from tests.fixtures.s3 import S3Server, s3_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dlcore.log.cold.objects import Objects
 
@@ -104,10 +108,68 @@ def test_lists_have_all_below_and_nothing_else(place: tuple[Objects, str]) -> No
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("place", ["file", "s3"], indirect=True)
+def test_functions_for_libraries_see_the_same_objects(place: tuple[Objects, str]) -> None:
+    """They say None of what is not there, and refuse to write what is."""
+    objects, url = place
+    name = f"{url}/metadata/1.avro"
+    assert (stores.size_of(name), stores.read_whole(name)) == (None, None)
+    stores.put_new(name, b"0123456789")
+    assert (stores.size_of(name), stores.read_whole(name)) == (10, b"0123456789")
+    assert bytes(asyncio.run(objects.read(name, 2, 4))) == b"23"
+    with pytest.raises(ObjectStoreError, match=f"writing {re.escape(name)}: AlreadyExistsError"):
+        stores.put_new(name, b"other")
+    for _ in range(2):
+        stores.delete(name)
+    assert stores.size_of(name) is None
+
+
+def test_each_way_to_a_store_has_the_same_limits(tmp_path: Path) -> None:
+    """A server that is overloaded is asked again, as often by each library; then the error tells.
+
+    Its answers are counted: the first one, and those to each retry.
+    """
+    calls: list[Callable[[str], object]] = [
+        stores.read_whole,
+        stores.size_of,
+        stores.delete,
+        lambda url: stores.put_new(url, b"x"),
+        lambda url: asyncio.run(StoredObjects().read(url, 0, 1)),
+        lambda url: asyncio.run(DeltaTables(url, "c/l", StoredObjects()).look()),
+    ]
+    with s3_server(tmp_path / "s3") as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
+        with http_relay(address) as relay:
+            patch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
+            patch.setattr(stores, "RETRIES_MAX", 2)
+            patch.setitem(stores.OPTIONS, "max_retries", "2")
+            relay.before = lambda *_: "503"
+            for number, call in enumerate(calls):
+                relay.requests.clear()
+                with pytest.raises(ObjectStoreError, match="503") as caught:
+                    call(f"{server.url}/away/{number}")
+                assert len(relay.requests) == 3
+                assert "\x1b" not in str(caught.value)
+                assert "\n" not in str(caught.value)
+
+
+def test_a_client_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another address or key is used at once, and the same ones by the same client."""
+    found = []
+    for name in ("one", "one", "two"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", name)
+        found.append(stores._place("s3://bucket/key")[1])
+    assert (found[0] is found[1], found[0] is found[2]) == (True, False)
+
+
 def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the object; no other library's error gets out."""
+    monkeypatch.setattr(stores, "RETRIES_MAX", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(ObjectStoreError, match=r"opening|reading s3://nowhere/it"):
+    with pytest.raises(ObjectStoreError, match=r"reading s3://nowhere/it"):
         asyncio.run(StoredObjects().read("s3://nowhere/it", 0, 1))
 
 

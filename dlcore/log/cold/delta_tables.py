@@ -4,9 +4,9 @@ A table that is not known is read by the library deltalake, and so is what dlog 
 itself; the library also makes tables, columns and checkpoints.  Its cost grows with the table.
 Commits, and tables that are known, are read and written by `delta_log.py`, whose cost does not.
 
-The library has a client of object stores of its own, which takes the same variables of the
-environment as that of the tier.  Both make a commit's file only where there is none.  A commit is
-tried once: the caller looks again before the next one.  Calls run in threads.
+The library has a client of object stores of its own, with the same variables of the environment and
+the same limits as that of the tier.  Both make a commit's file only where there is none.  A commit
+is tried once: the caller looks again before the next one.  Calls run in threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.errors import ConfigurationError, ObjectStoreError
+from dlcore.base.errors import ConfigurationError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.log.cold.delta_format import (
     COLUMNS_OF_FILES,
@@ -37,7 +37,7 @@ from dlcore.log.cold.delta_log import (
 )
 from dlcore.log.cold.files_kept import FilesKept
 from dlcore.log.cold.objects import delete_below
-from dlcore.log.cold.stores import read_whole, sync_file
+from dlcore.log.cold.stores import OPTIONS, read_whole, sync_file, told
 from dlcore.log.cold.table_format import (
     CHECKPOINT_EVERY,
     TableFiles,
@@ -54,13 +54,6 @@ if TYPE_CHECKING:
     from dlcore.log.cold.objects import Objects
     from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile, TableSeen
 
-_OPTIONS = {
-    "timeout": "30 s",
-    "connect_timeout": "10 s",
-    "max_retries": "3",
-    "retry_timeout": "60 s",
-}
-_REASON_MAX = 300
 _COMMITS_READ_MAX = 100
 """Commits that are read one by one; if there are more, all of the table is read."""
 _VERSION = re.compile(r"(\d{20})(?:\.checkpoint)?\.(?:json|parquet)")
@@ -142,7 +135,7 @@ class DeltaTables:
         module = _library(self.url)
         with _told("reading", self.url):
             try:
-                table = module.DeltaTable(self.url, storage_options=_OPTIONS)
+                table = module.DeltaTable(self.url, storage_options=OPTIONS)
             except module.exceptions.TableNotFoundError:
                 return None
             number = table.transaction_version(self._app_id)
@@ -189,7 +182,7 @@ class DeltaTables:
     def _position_at(self, version: int) -> Place | None:
         module = _library(self.url)
         with _told(f"reading version {version} of", self.url):
-            table = module.DeltaTable(self.url, version=version, storage_options=_OPTIONS)
+            table = module.DeltaTable(self.url, version=version, storage_options=OPTIONS)
             number = table.transaction_version(self._app_id)
         return None if number is None else place_of(number)
 
@@ -253,7 +246,7 @@ class DeltaTables:
                 name=name,
                 description=description_of(self._app_id),
                 configuration=PROPERTIES,
-                storage_options=_OPTIONS,
+                storage_options=OPTIONS,
                 **self._commit(module, position),
             )
             self._sync(0)
@@ -269,7 +262,7 @@ class DeltaTables:
     def _add_fields(self, fields: Sequence[Field], position: Place) -> None:
         module = _library(self.url)
         with _told("adding columns to", self.url):
-            table = module.DeltaTable(self.url, version=self._version, storage_options=_OPTIONS)
+            table = module.DeltaTable(self.url, version=self._version, storage_options=OPTIONS)
             table.alter.add_columns(
                 list(_schema(module, fields).fields), **self._commit(module, position)
             )
@@ -337,7 +330,7 @@ class DeltaTables:
     def _tidy(self) -> None:
         module = _library(self.url)
         with _told("making a checkpoint of", self.url):
-            table = module.DeltaTable(self.url, storage_options=_OPTIONS)
+            table = module.DeltaTable(self.url, storage_options=OPTIONS)
             table.create_checkpoint()
             table.cleanup_metadata()
             version = table.version()
@@ -397,8 +390,5 @@ def _told(what: str, url: str) -> Iterator[None]:
     """Raise what the library raises as `ObjectStoreError`."""
     from deltalake.exceptions import DeltaError
 
-    try:
+    with told(what, url, DeltaError, ValueError):
         yield
-    except (DeltaError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:_REASON_MAX]
-        raise ObjectStoreError(f"{what} {url}: {type(error).__name__}: {reason}") from error

@@ -17,14 +17,14 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.errors import ConfigurationError, ObjectStoreError
+from dlcore.base.errors import ConfigurationError
 from dlcore.base.extras import missing_packages_explained
+from dlcore.log.cold import stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CATALOG = "dlog"
-_REASON_MAX = 300
 _DEFAULT_NAMESPACE = "dlog"
 _opening = threading.Lock()
 _open: dict[str, Any] = {}
@@ -154,16 +154,12 @@ def namespace_of(url: str) -> str:
 @contextmanager
 def told(what: str, url: str) -> Iterator[None]:
     """Raise what the library raises as `ObjectStoreError`."""
-    from obstore.exceptions import BaseError
     from pyiceberg import exceptions
 
     kinds = [each for each in vars(exceptions).values() if isinstance(each, type)]
-    kinds += [BaseError, OSError, ValueError, RuntimeError, *_of_databases()]
-    try:
+    kinds += [ValueError, RuntimeError, *_of_databases()]
+    with stores.told(what, url, *(each for each in kinds if issubclass(each, Exception))):
         yield
-    except tuple(each for each in kinds if issubclass(each, Exception)) as error:
-        reason = " ".join(str(error).split())[:_REASON_MAX]
-        raise ObjectStoreError(f"{what} {url}: {type(error).__name__}: {reason}") from error
 
 
 def _of_databases() -> list[type[Exception]]:

@@ -9,14 +9,12 @@ which the first one's answer was lost.
 from __future__ import annotations
 
 import io
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
+from dlcore.log.cold import stores
 from dlcore.log.cold.iceberg_format import METADATA_SUFFIX
-from dlcore.log.cold.stores import place_in_store, sync_file
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -37,39 +35,42 @@ class TierFiles(FileIO):
         """Delete old metadata, which a REST catalog deletes too, but no other file."""
         url = location if isinstance(location, str) else location.location
         if url.endswith(METADATA_SUFFIX):
-            import obstore
-
-            with suppress(FileNotFoundError):
-                obstore.delete(*place_in_store(url))
+            stores.delete(url)
 
 
 class _Input(InputFile):
     def __len__(self) -> int:
-        import obstore
-
-        return int(obstore.head(*place_in_store(self.location))["size"])
+        return _size_of(self.location)
 
     def exists(self) -> bool:
-        return _exists(self.location)
+        return stores.size_of(self.location) is not None
 
     def open(self, seekable: bool = True) -> InputStream:
-        import obstore
-
-        return io.BytesIO(obstore.get(*place_in_store(self.location)).bytes())
+        found = stores.read_whole(self.location)
+        if found is None:
+            raise FileNotFoundError(self.location)
+        return io.BytesIO(found)
 
 
 class _Output(OutputFile):
     def __len__(self) -> int:
-        return len(self.to_input_file())
+        return _size_of(self.location)
 
     def exists(self) -> bool:
-        return _exists(self.location)
+        return stores.size_of(self.location) is not None
 
     def to_input_file(self) -> InputFile:
         return _Input(self.location)
 
     def create(self, overwrite: bool = False) -> OutputStream:
         return _Stream(self.location)
+
+
+def _size_of(location: str) -> int:
+    found = stores.size_of(location)
+    if found is None:
+        raise FileNotFoundError(location)
+    return found
 
 
 class _Stream(io.BytesIO):
@@ -83,13 +84,7 @@ class _Stream(io.BytesIO):
     def close(self) -> None:
         if not self._stored:
             self._stored = True
-            import obstore
-
-            store, key = place_in_store(self._location)
-            # Names are new ones; in one request, as the tier's objects are.
-            obstore.put(store, key, self.getvalue(), mode="create", use_multipart=False)
-            if self._location.startswith("file:"):
-                sync_file(Path("/", key))
+            stores.put_new(self._location, self.getvalue())  # names are new ones
         super().close()
 
     def __exit__(
@@ -100,13 +95,3 @@ class _Stream(io.BytesIO):
     ) -> None:
         self._stored = self._stored or kind is not None
         self.close()
-
-
-def _exists(location: str) -> bool:
-    import obstore
-
-    try:
-        obstore.head(*place_in_store(location))
-    except FileNotFoundError:
-        return False
-    return True

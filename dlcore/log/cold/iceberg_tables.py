@@ -47,6 +47,7 @@ from dlcore.log.cold.iceberg_format import (
     without_floats,
 )
 from dlcore.log.cold.objects import delete_below
+from dlcore.log.cold.stores import put_new, read_whole, size_of
 from dlcore.log.cold.table_format import FilesPart, TableFiles, TableSeen, require_reached
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ class IcebergTables:
     async def _first(self) -> Any:
         """Return the table's first metadata; None if there is none."""
         url = f"{self.url}/{FOLDER}/{FIRST_METADATA}"
-        data = await asyncio.to_thread(_read, url)
+        iceberg_catalog.require_library(url)
+        data = await asyncio.to_thread(read_whole, url)
         return None if data is None else _decoded(url, data)
 
     async def _require_unused(self, place: tuple[str, str]) -> None:
@@ -272,15 +274,12 @@ class IcebergTables:
 
     def _register(self, place: tuple[str, str], first: bytes) -> Any:
         catalog = iceberg_catalog.open_catalog(self.url)
-        from obstore.exceptions import AlreadyExistsError
         from pyiceberg.exceptions import TableAlreadyExistsError
-
-        from dlcore.log.cold.iceberg_io import TierFiles
 
         url = f"{self.url}/{FOLDER}/{REGISTERED_METADATA}"
         with told("making", self.url):
-            with suppress(AlreadyExistsError), TierFiles().new_output(url).create() as copy:
-                copy.write(first)
+            if size_of(url) is None:  # a worker that died may have written it
+                put_new(url, first)
             # A client that may not make a namespace can work with one that is there.
             if not catalog.namespace_exists(place[0]):
                 catalog.create_namespace_if_not_exists(place[0])
@@ -504,16 +503,6 @@ def _with_current_snapshot_only(table: Any) -> Any:
     return type(table)(
         table.name(), small, table.metadata_location, table.io, table.catalog, table.config
     )
-
-
-def _read(url: str) -> bytes | None:
-    """Return a file of a table; None if there is none."""
-    iceberg_catalog.require_library(url)
-    from dlcore.log.cold.iceberg_io import TierFiles
-
-    with told("reading", url), suppress(FileNotFoundError):
-        return TierFiles().new_input(url).open().read(-1)
-    return None
 
 
 def _decoded(url: str, data: bytes) -> Any:

@@ -1,15 +1,21 @@
 """Objects in real stores, by the library obstore: ``s3://bucket/…`` and ``file:///…``.
 
 Credentials, region and endpoint of S3 come from the environment, by the names that AWS's own tools
-use.  Calls run in threads: the library's own asynchronous ones abort the process now and then, when
-it ends soon after a call (8 of 50 processes, obstore 0.12.1).
+use.  A store has one client for each set of these variables; all that dlog reads and writes goes
+through it, but for what the library of Delta tables does itself, which has the same limits.
+
+The functions wait for the store, and `StoredObjects` runs them in threads: the library's own
+asynchronous calls abort the process now and then, when it ends soon after one (8 of 50 processes,
+obstore 0.12.1).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +30,27 @@ if TYPE_CHECKING:
 
     from dlcore.wire.digest import BytesLike
 
+RETRIES_MAX = 10
+RETRYING_S_MAX = 60
+"""Requests that a store did not answer, or by a 5xx, are sent again: so often, and so long.
+
+A request gets 30 s, and a connection 5 s.  Both are the library's own limits: options for its
+connections would take the place of those in the environment, as `AWS_ALLOW_HTTP`.
+"""
+OPTIONS = {
+    "timeout": "30 s",
+    "connect_timeout": "5 s",
+    "max_retries": str(RETRIES_MAX),
+    "retry_timeout": f"{RETRYING_S_MAX} s",
+}
+"""The same limits, for the client that the library of Delta tables has of its own."""
+_CLIENTS_MAX = 64
 _REASON_MAX = 300
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class StoredObjects(Objects):
-    """Objects of every store that a URL names; each store has one client, made at its first use.
+    """Objects of every store that a URL names.
 
     Args:
         run: runs a call that waits for a store, by default in a thread.
@@ -36,105 +58,142 @@ class StoredObjects(Objects):
 
     def __init__(self, run: Callable[..., Awaitable[Any]] = asyncio.to_thread) -> None:
         self._run = run
-        self._stores: dict[str, Any] = {}
 
     async def put_new(self, url: str, data: BytesLike) -> None:
         """Store an object, if there is none of that URL."""
-        store, key = self._place(url)
-        import obstore
-
-        with _told("writing", url):
-            # In one request: a store puts an object together from parts without the condition.
-            await self._run(obstore.put, store, key, data, mode="create", use_multipart=False)
-            if url.startswith("file:"):
-                await self._run(sync_file, Path("/", key))
+        await self._run(put_new, url, data)
 
     async def read(self, url: str, start: int, end: int) -> BytesLike:
         """Return a part of an object."""
-        store, key = self._place(url)
-        import obstore
-
-        with _told("reading", url):
-            found = memoryview(await self._run(obstore.get_range, store, key, start=start, end=end))
-        if len(found) != end - start:
-            raise ObjectStoreError(
-                f"reading {url}: {len(found)} bytes from {start} on, expected {end - start}",
-                is_damaged=True,
-            )
+        found: BytesLike = await self._run(read_part, url, start, end)
         return found
 
     async def list_below(self, url: str) -> AsyncGenerator[Sequence[ListedObject], None]:
         """Yield all objects below a URL."""
-        store, key = self._place(url)
-        import obstore
-
-        root = url.removesuffix(key) if key else f"{url}/"
-        with _told("listing", url):
-            pages = obstore.list(store, key)
-            while (page := await self._run(next, pages, None)) is not None:
-                yield [
-                    ListedObject(
-                        root + each["path"],
-                        each["size"],
-                        int(each["last_modified"].timestamp() * 1000),
-                    )
-                    for each in page
-                ]
+        pages = _pages_below(url)
+        while (page := await self._run(next, pages, None)) is not None:
+            yield page
 
     async def delete(self, url: str) -> None:
         """Delete an object; no error if it is gone."""
-        store, key = self._place(url)
-        import obstore
+        await self._run(delete, url)
 
-        with _told("deleting", url):
-            try:
-                await self._run(obstore.delete, store, key)
-            except FileNotFoundError:
-                return
 
-    def _place(self, url: str) -> tuple[Any, str]:
-        """Return the store of a URL, and the key there."""
-        try:
-            with missing_packages_explained():
-                from obstore.store import from_url
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"{url}: {error}") from error
-        parts = urlsplit(url)
-        root = f"{parts.scheme}://{parts.netloc}/"
-        if root not in self._stores:
-            with _told("opening", root):
-                self._stores[root] = from_url(root)
-        return self._stores[root], parts.path.lstrip("/")
+def put_new(url: str, data: BytesLike) -> None:
+    """Store an object, if there is none of that URL; one in a folder is on disk then.
+
+    Raises:
+        ObjectStoreError: there is one, or it is unknown whether it was stored.
+    """
+    with told("writing", url):
+        library, store, key = _place(url)
+        # In one request: a store puts an object together from parts without the condition.
+        library.put(store, key, data, mode="create", use_multipart=False)
+        if url.startswith("file:"):
+            sync_file(Path("/", key))
+
+
+def read_part(url: str, start: int, end: int) -> BytesLike:
+    """Return the bytes [start, end) of an object.
+
+    Raises:
+        ObjectStoreError: it is not there, or shorter, or cannot be read now.
+    """
+    with told("reading", url):
+        library, store, key = _place(url)
+        found = memoryview(library.get_range(store, key, start=start, end=end))
+    if len(found) != end - start:
+        raise ObjectStoreError(
+            f"reading {url}: {len(found)} bytes from {start} on, expected {end - start}",
+            is_damaged=True,
+        )
+    return found
 
 
 def read_whole(url: str) -> bytes | None:
-    """Return a file of a store; None if there is none.  It waits for the store.
+    """Return an object; None if there is none.
 
     Raises:
         ObjectStoreError: it cannot be read now.
     """
-    store, key = place_in_store(url)
-    import obstore
-
-    with _told("reading", url):
+    with told("reading", url):
+        library, store, key = _place(url)
         try:
-            return bytes(obstore.get(store, key).bytes())
+            return bytes(library.get(store, key).bytes())
         except FileNotFoundError:
             return None
 
 
-def place_in_store(url: str) -> tuple[Any, str]:
-    """Return the store of a URL, by the variables of the environment as they are, and the key."""
+def size_of(url: str) -> int | None:
+    """Return how many bytes an object has; None if there is none.
+
+    Raises:
+        ObjectStoreError: the store does not answer now.
+    """
+    with told("looking at", url):
+        library, store, key = _place(url)
+        try:
+            return int(library.head(store, key)["size"])
+        except FileNotFoundError:
+            return None
+
+
+def delete(url: str) -> None:
+    """Delete an object; no error if it is gone.
+
+    Raises:
+        ObjectStoreError: it is unknown whether it is gone.
+    """
+    with told("deleting", url):
+        library, store, key = _place(url)
+        try:
+            library.delete(store, key)
+        except FileNotFoundError:
+            return
+
+
+def _pages_below(url: str) -> Iterator[Sequence[ListedObject]]:
+    with told("listing", url):
+        library, store, key = _place(url)
+        root = url.removesuffix(key) if key else f"{url}/"
+        for page in library.list(store, key):
+            yield [
+                ListedObject(
+                    root + each["path"],
+                    each["size"],
+                    int(each["last_modified"].timestamp() * 1000),
+                )
+                for each in page
+            ]
+
+
+def _place(url: str) -> tuple[Any, Any, str]:
+    """Return the library, the store of a URL, and the key there.
+
+    Raises:
+        ConfigurationError: the library is not installed.
+    """
+    try:
+        with missing_packages_explained():
+            import obstore
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{url}: {error}") from error
     parts = urlsplit(url)
     chosen = tuple(sorted(each for each in os.environ.items() if each[0].startswith("AWS_")))
-    return _store_of(f"{parts.scheme}://{parts.netloc}/", chosen), parts.path.lstrip("/")
+    store = _store_of(f"{parts.scheme}://{parts.netloc}/", chosen)
+    return obstore, store, parts.path.lstrip("/")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_CLIENTS_MAX)
 def _store_of(root: str, _: tuple[tuple[str, str], ...]) -> Any:
+    """Return the client of a store by the variables of the environment, which are these."""
     from obstore.store import from_url
 
-    return from_url(root)
+    patience = timedelta(seconds=RETRYING_S_MAX)
+    store: Any = from_url(
+        root, retry_config={"max_retries": RETRIES_MAX, "retry_timeout": patience}
+    )
+    return store
 
 
 def sync_file(file: Path) -> None:
@@ -151,15 +210,26 @@ def sync_file(file: Path) -> None:
 
 
 @contextmanager
-def _told(what: str, url: str) -> Iterator[None]:
-    """Raise what the library raises as `ObjectStoreError`."""
-    from obstore.exceptions import BaseError
+def told(what: str, url: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise what libraries raise as `ObjectStoreError`: obstore, the system, and these kinds.
 
+    The message has the beginning of theirs in one line, without colours and what is for debugging.
+    """
+    known: tuple[type[Exception], ...] = (OSError, *_of_library(), *kinds)
     try:
         yield
-    except (BaseError, OSError) as error:
-        reason = str(error).partition("\n")[0][:_REASON_MAX]
+    except known as error:
+        text = _COLOURS.sub("", str(error)).partition("\n\nDebug source:")[0]
+        reason = " ".join(text.split())[:_REASON_MAX]
         raise ObjectStoreError(
             f"{what} {url}: {type(error).__name__}: {reason}",
             is_damaged=isinstance(error, FileNotFoundError),
         ) from error
+
+
+def _of_library() -> tuple[type[Exception], ...]:
+    try:
+        from obstore.exceptions import BaseError
+    except ModuleNotFoundError:
+        return ()
+    return (BaseError,)
