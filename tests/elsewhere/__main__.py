@@ -7,11 +7,12 @@ import sys
 
 from tests.elsewhere.debian import ROOT
 from tests.elsewhere.places import PLACES
-from tests.elsewhere.pythons import SUPPORTED, Interpreter, find
-from tests.elsewhere.running import Outcome, run, run_place
+from tests.elsewhere.pythons import LEFT_OUT, SUPPORTED, Interpreter, find
+from tests.elsewhere.running import Outcome, run, run_place, words_for
 
 LOGS = ROOT / "artifacts" / "elsewhere"
 WORKS = ("demo", "test")
+"""What is run unless something else is asked for."""
 WHOLE = "tests"
 
 
@@ -22,8 +23,13 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="a version such as 3.14, a place's name"
     )
-    parser.add_argument("--work", action="append", choices=WORKS, help="default: both")
+    parser.add_argument(
+        "--work", action="append", choices=(*WORKS, "coverage"), help="default: demo and test"
+    )
     parser.add_argument("--tests", help="for pytest, instead of all, or of those of the place")
+    parser.add_argument(
+        "--differing", action="store_true", help="only tests that a Python may make fail"
+    )
     parser.add_argument("--whole", action="store_true", help="run all tests in each place")
     parser.add_argument("--list", action="store_true", help="print the names and do nothing")
     arguments = parser.parse_args()
@@ -39,7 +45,8 @@ def main() -> int:
     outcomes = []
     if arguments.kind == "pythons":
         for version in chosen:
-            outcomes += _on(find(version), works, arguments.tests or "")
+            chosen_tests = [arguments.tests or "", *(LEFT_OUT if arguments.differing else ())]
+            outcomes += _on(find(version), works, " ".join(chosen_tests).strip())
     else:
         for place in PLACES:
             if place.name in chosen:
@@ -54,7 +61,7 @@ def _on(interpreter: Interpreter, works: list[str], tests: str) -> list[Outcome]
         return [Outcome(str(interpreter), work, "FAILED", "not run", 0) for work in works]
     outcomes = []
     for work in works:
-        words = [work] if work == "demo" else ["test", f"ARGS={tests}"]
+        words = words_for(work, tests)
         log = LOGS / f"python-{interpreter.version}-{work}.log"
         outcomes.append(run(str(interpreter), work, interpreter.make(*words), log))
     return outcomes

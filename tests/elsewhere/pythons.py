@@ -14,6 +14,25 @@ from tests.elsewhere import debian
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
 _USABLE = "import ctypes, ensurepip, sqlite3, ssl, sys, venv; print('%d.%d' % sys.version_info[:2])"
 """What dlog, its tools and `make` need of a Python that somebody compiled."""
+_SAME_ON_ALL = (
+    # Searches, each of which runs the machines that unit tests run, too.
+    "tests/model",
+    "tests/simulation",
+    # What the files of the repository say, and the tools that read them.
+    "tests/tools",
+    "tests/test_architecture_pages.py",
+    "tests/test_circles.py",
+    "tests/test_docstrings.py",
+    "tests/test_figures.py",
+    "tests/test_hidden_protocols.py",
+    "tests/test_paragraphs.py",
+    "tests/test_project.py",
+    "tests/test_purity.py",
+    "tests/test_runbook.py",
+    "tests/test_tidy.py",
+)
+LEFT_OUT = tuple(f"--ignore={each}" for each in _SAME_ON_ALL)
+"""Options for pytest: without the tests that one Python is enough for."""
 
 
 class Interpreter(NamedTuple):

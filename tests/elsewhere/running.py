@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
     place: str
     work: str
-    """`demo` or `test`."""
+    """`demo`, `test` or `coverage`."""
     status: str
     """`passed`, `FAILED`, or `skipped`."""
     told: str
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.status:8}{self.work:6}{self.place:42}{self.seconds:6.0f} s  {self.told}"
+        return f"{self.status:8}{self.work:9}{self.place:42}{self.seconds:6.0f} s  {self.told}"
 
 
 def run(
@@ -70,10 +70,15 @@ def run(
     if done.returncode:
         print("\n".join(lines[-_SHOWN_LINES:]), flush=True)
         told = told or f"exit status {done.returncode}"
-    elif work == "test" and not found:
+    elif work != "demo" and not found:
         return Outcome(place, work, "FAILED", "no test was run", time.monotonic() - began)
     status = "FAILED" if done.returncode else "passed"
     return Outcome(place, work, status, told, time.monotonic() - began)
+
+
+def words_for(work: str, tests: str) -> list[str]:
+    """Return what make is asked for: the work, and for pytest which tests."""
+    return [work] if work == "demo" else [work, f"ARGS={tests}"]
 
 
 def why_not(place: Place) -> str | None:
@@ -101,8 +106,8 @@ def run_place(place: Place, works: Sequence[str], tests: str, logs: Path) -> lis
             Path(again).chmod(0o1777)
             environment = _environment(place, again)
             log = logs / f"{re.sub(r'[^A-Za-z0-9]+', '-', place.name)}-{work}.log"
-            words = [work] if work == "demo" else ["test", f"ARGS={tests}"]
-            if work == "test" and place.workers:
+            words = words_for(work, tests)
+            if work != "demo" and place.workers:
                 words.append(f"WORKERS={place.workers}")
             command = _command(place, words)
             outcomes.append(
