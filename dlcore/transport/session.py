@@ -278,6 +278,97 @@ Effect: TypeAlias = (
 )
 
 
+class PendingWrites:
+    """The writes without an answer: how many there may be, their order, and their time.
+
+    Those that were sent are in `sent`, which the wire keeps; those that wait are behind them.
+
+    Args:
+        sent: the writes that were sent, by request.
+        config: time-outs and bounds.
+    """
+
+    def __init__(self, bookie: BookieId, sent: dict[int, Sent], config: LedgerClientConfig) -> None:
+        self.queue: deque[Write] = deque()
+        """Those that were not sent."""
+        self.size_bytes = 0
+        """Bytes of all of them."""
+        self._sent = sent
+        self._bookie = bookie
+        self._entries_max = _BACKLOG_FACTOR * config.pending_entries_max
+        self._bytes_max = _BACKLOG_FACTOR * config.pending_bytes_max + ENTRY_SIZE_BYTES_MAX
+        self._timeout_s = config.add_timeout_s
+        self._is_expiry_due = False  # `Expire` comes
+
+    def __bool__(self) -> bool:
+        return bool(self._sent or self.queue)
+
+    def overload(self, write: Write) -> BookieOverloadedError | None:
+        """Return the error of a write that is one too many."""
+        count, size = len(self._sent) + len(self.queue), self.size_bytes
+        if count < self._entries_max and size + write.size_bytes <= self._bytes_max:
+            return None
+        held = f"{count} requests of {size} bytes are pending"
+        return BookieOverloadedError(f"{self._bookie}: {held}")
+
+    def add(self, write: Write) -> list[ExpireAt]:
+        """Queue a write."""
+        self.size_bytes += write.size_bytes
+        self.queue.append(write)
+        if self._is_expiry_due:
+            return []
+        self._is_expiry_due = True
+        return [ExpireAt(write.submitted_s + self._timeout_s)]
+
+    def confirmed(self, writes: Sequence[Sent]) -> None:
+        """These are durable."""
+        size_bytes = self.size_bytes
+        for _, size, _ in writes:
+            size_bytes -= size
+        self.size_bytes = size_bytes
+
+    def refuse(self, write: Sent, error: DLError) -> Refuse:
+        """This one has failed."""
+        on_answer, size, _ = write
+        self.size_bytes -= size
+        return Refuse(on_answer, error)
+
+    def expire(self, now_s: float) -> list[Refuse | ExpireAt]:
+        """Fail the writes that waited too long."""
+        self._is_expiry_due = False
+        timeout_s, writes, queue = self._timeout_s, self._sent, self.queue
+        # Both are in the order of submission; the sent ones come before the queued ones.
+        ids = list(takewhile(lambda each: writes[each][2] + timeout_s <= now_s, writes))
+        expired = [writes.pop(request_id) for request_id in ids]
+        while queue and queue[0].submitted_s + timeout_s <= now_s:
+            expired.append(_as_sent(queue.popleft()))
+        reason = f"{self._bookie}: no answer within {timeout_s} s"
+        effects: list[Refuse | ExpireAt] = [
+            self.refuse(write, BookieUnavailableError(reason)) for write in expired
+        ]
+        oldest = next(chain(writes.values(), map(_as_sent, queue)), None)
+        if oldest is not None:
+            self._is_expiry_due = True
+            effects.append(ExpireAt(oldest[2] + timeout_s))
+        return effects
+
+    def fail(self, error: DLError) -> list[Refuse]:
+        """Fail all of them."""
+        writes = [*self._sent.values(), *map(_as_sent, self.queue)]
+        self._sent.clear()
+        self.queue.clear()
+        # An error each: the traceback of one that is raised again and again grows.
+        return [self.refuse(write, type(error)(*error.args)) for write in writes]
+
+    def validate(self) -> None:
+        """Assert all that holds between two events."""
+        sizes = [size for _, size, _ in (*self._sent.values(), *map(_as_sent, self.queue))]
+        assert self.size_bytes == sum(sizes)
+        assert len(sizes) <= self._entries_max
+        assert self.size_bytes <= self._bytes_max
+        assert self._is_expiry_due or not sizes
+
+
 class ClientSession(Machine[SessionState], Generic[R]):
     """The session of one connection; `R` identifies the caller's reads in events and effects.
 
@@ -303,22 +394,17 @@ class ClientSession(Machine[SessionState], Generic[R]):
         self.state = _CONNECTING
         self.bookie = bookie
         self._end = end
-        self._timeout_s = config.add_timeout_s
-        self._pending_entries_max = _BACKLOG_FACTOR * config.pending_entries_max
-        self._pending_bytes_max = _BACKLOG_FACTOR * config.pending_bytes_max + ENTRY_SIZE_BYTES_MAX
         self._presenter = presenter
         self._keepalive = Keepalive(config.add_timeout_s, now_s=now_s)
-        self._queue: deque[Write] = deque()  # writes that were not sent
-        self._pending_bytes = 0  # of all writes without an answer
+        self._writes = PendingWrites(bookie, end.writes, config)
         self._unasked: dict[R, Read] = {}  # reads that wait for WELCOME
         self._ids: dict[R, int] = {}  # those that were sent, until their callers are done with them
         self._is_flush_due = False  # `FLUSH` comes
-        self._is_expiry_due = False  # `Expire` comes
 
     @property
     def has_writes(self) -> bool:
         """Whether a write waits for its answer."""
-        return bool(self._end.writes or self._queue)
+        return bool(self._writes)
 
     @property
     def is_unheard(self) -> bool:
@@ -348,7 +434,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
             case Tick(now_s):
                 return self._tick(now_s)
             case Expire(now_s):
-                return self._expire(now_s)
+                return [*self._writes.expire(now_s)]
             case Signal.WRITE_PAUSED:
                 if self.state is _OPEN:
                     self._become(_BLOCKED)
@@ -369,27 +455,18 @@ class ClientSession(Machine[SessionState], Generic[R]):
     # Writes
 
     def _write(self, write: Write) -> list[Effect[R]]:
-        size, queue, bytes_before = write.size_bytes, self._queue, self._pending_bytes
-        pending = len(self._end.writes) + len(queue)
-        if pending >= self._pending_entries_max or bytes_before + size > self._pending_bytes_max:
-            held = f"{pending} requests of {bytes_before} bytes are pending"
-            error = BookieOverloadedError(f"{self.bookie}: {held}")
+        writes, state, bytes_before = self._writes, self.state, self._writes.size_bytes
+        error = writes.overload(write)
+        if error is not None:
             return [Refuse(write.on_answer, error)]
-        state = self.state
         if state in _OVER:
             return [Refuse(write.on_answer, self._broken())]
-        self._pending_bytes = bytes_before + size
-        queue.append(write)
+        due = writes.add(write)
         if state is not _OPEN or self._is_flush_due:
-            effects: list[Effect[R]] = []
-        elif not bytes_before or (not size and len(queue) == 1):
-            effects = self._flush()  # there is no other add to share a message with
-        else:
-            effects = self._flush_soon()
-        if not self._is_expiry_due:
-            self._is_expiry_due = True
-            effects.append(ExpireAt(write.submitted_s + self._timeout_s))
-        return effects
+            return [*due]
+        if not bytes_before or (not write.size_bytes and len(writes.queue) == 1):
+            return [*self._flush(), *due]  # there is no other add to share a message with
+        return [*self._flush_soon(), *due]
 
     def _flush_soon(self) -> list[Effect[R]]:
         self._is_flush_due = True
@@ -406,8 +483,9 @@ class ClientSession(Machine[SessionState], Generic[R]):
             return effects
         left_bytes = UNSENT_BYTES_HIGH
         try:
-            while self._queue and left_bytes > 0:
-                first = self._queue[0]
+            queue = self._writes.queue
+            while queue and left_bytes > 0:
+                first = queue[0]
                 if isinstance(first, LacWrite):
                     effects.append(Send(self._lac_message(first)))
                 else:
@@ -416,21 +494,21 @@ class ClientSession(Machine[SessionState], Generic[R]):
                     left_bytes -= size
         except BookieError as error:
             return effects + self._break(error)
-        if self._queue and not self._is_flush_due:
+        if self._writes.queue and not self._is_flush_due:
             effects += self._flush_soon()
         return effects
 
     def _lac_message(self, write: LacWrite) -> list[Buffer]:
         ledger_id, lac = write.ledger_id, write.last_add_confirmed
         buffers = self._end.write_lac(ledger_id, lac, _as_sent(write))
-        self._queue.popleft()
+        self._writes.queue.popleft()
         if self._presenter is not None:
             buffers = self._authorize(self._presenter.before_lac(ledger_id, lac)) + buffers
         return buffers
 
     def _add_message(self, *, is_recovery: bool) -> tuple[list[Buffer], int]:
         """Return a message with the adds at the queue's head, and the size of their frames."""
-        queue, size = self._queue, 0
+        queue, size = self._writes.queue, 0
         frames: list[Frame] = []
         sent: list[Sent] = []
         for write in queue:
@@ -460,11 +538,6 @@ class ClientSession(Machine[SessionState], Generic[R]):
 
     def _send(self, buffers: list[Buffer]) -> list[Effect[R]]:
         return [Send(buffers)] if buffers else []
-
-    def _refuse(self, write: Sent, error: DLError) -> Effect[R]:
-        on_answer, size, _ = write
-        self._pending_bytes -= size
-        return Refuse(on_answer, error)
 
     # Reads
 
@@ -508,17 +581,14 @@ class ClientSession(Machine[SessionState], Generic[R]):
     def _take(self, message: ClientEvent[Sent, R]) -> list[Effect[R]]:
         match message:
             case Stored():
-                writes, pending_bytes = message.writes, self._pending_bytes
-                for _, size, _ in writes:
-                    pending_bytes -= size
-                self._pending_bytes = pending_bytes
-                return [Confirm(writes)]
+                self._writes.confirmed(message.writes)
+                return [Confirm(message.writes)]
             case Brought(read, answer):
                 return [Bring(read, answer)]
             case Told(read, lac):
                 return [Bring(read, lac)]
             case WriteRefused(write, error):
-                return [self._refuse(write, _named(self.bookie, error))]
+                return [self._writes.refuse(write, _named(self.bookie, error))]
             case ReadRefused(read, error):
                 return [EndRead(read, _named(self.bookie, error))]
             case Ping(token):
@@ -558,23 +628,6 @@ class ClientSession(Machine[SessionState], Generic[R]):
             effects += self._send(self._authorize(self._presenter.renew()))
         return effects
 
-    def _expire(self, now_s: float) -> list[Effect[R]]:
-        """Fail the writes that waited too long."""
-        self._is_expiry_due = False
-        timeout_s, writes, queue = self._timeout_s, self._end.writes, self._queue
-        # Both are in the order of submission; the sent ones come before the queued ones.
-        ids = list(takewhile(lambda each: writes[each][2] + timeout_s <= now_s, writes))
-        expired = [writes.pop(request_id) for request_id in ids]
-        while queue and queue[0].submitted_s + timeout_s <= now_s:
-            expired.append(_as_sent(queue.popleft()))
-        reason = f"{self.bookie}: no answer within {timeout_s} s"
-        effects = [self._refuse(write, BookieUnavailableError(reason)) for write in expired]
-        oldest = next(chain(writes.values(), map(_as_sent, queue)), None)
-        if oldest is not None:
-            self._is_expiry_due = True
-            effects.append(ExpireAt(oldest[2] + timeout_s))
-        return effects
-
     # The end
 
     def _lost(self, reason: str) -> list[Effect[R]]:
@@ -598,13 +651,11 @@ class ClientSession(Machine[SessionState], Generic[R]):
             return []
         had_none = self.state is _CONNECTING
         self._become(_CLOSED if had_none else _BROKEN)
-        writes = [*self._end.writes.values(), *map(_as_sent, self._queue)]
         reads = [*self._end.reads, *self._unasked]
-        for each in (self._end.writes, self._queue, self._unasked, self._ids):
-            each.clear()
+        self._unasked.clear()
+        self._ids.clear()
         return [
-            # An error each: the traceback of one that is raised again and again grows.
-            *(self._refuse(write, type(error)(*error.args)) for write in writes),
+            *self._writes.fail(error),
             *(EndRead(read, type(error)(*error.args)) for read in reads),
             Call.NOTE_BROKEN,
             Call.NOTE_CLOSED if had_none else Call.ABORT,
@@ -615,12 +666,8 @@ class ClientSession(Machine[SessionState], Generic[R]):
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        state, sent, queue = self.state, self._end.writes, self._queue
-        sizes = [size for _, size, _ in (*sent.values(), *map(_as_sent, queue))]
-        assert self._pending_bytes == sum(sizes)
-        assert len(sent) + len(queue) <= self._pending_entries_max
-        assert self._pending_bytes <= self._pending_bytes_max
-        assert self._is_expiry_due or not (sent or queue)
+        state, sent, queue = self.state, self._end.writes, self._writes.queue
+        self._writes.validate()
         assert not self._unasked.keys() & self._ids.keys()
         assert not self._unasked or state in _BEFORE
         assert not (sent or self._ids) or state not in _BEFORE

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, assert_never
-
-from msgspec.structs import replace
 
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
-    MetadataVersionError,
-    NoNodeError,
     UnexpectedError,
 )
-from dlcore.base.features import own_release
-from dlcore.log.metadata.store import LogStore, persistently
-from dlcore.log.metadata.values import LockHolder, LogKey, Turn
+from dlcore.log.writing.lock_node import LockNode
 from dlcore.log.writing.ownership import (
     Acquire,
     After,
@@ -31,7 +24,6 @@ from dlcore.log.writing.ownership import (
     Denied,
     Effect,
     Event,
-    LockRead,
     Notice,
     Ownership,
     Report,
@@ -39,23 +31,14 @@ from dlcore.log.writing.ownership import (
     Signal,
     Verified,
 )
-from dlcore.metadata.port import (
-    UNANSWERED,
-    Check,
-    Create,
-    Delete,
-    Op,
-    Put,
-    SessionState,
-    Unsubscribe,
-)
-from dlcore.metadata.stored import decode, encode
+from dlcore.metadata.port import UNANSWERED, SessionState, Unsubscribe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.base.clock import Clock
-    from dlcore.metadata.port import Versioned
+    from dlcore.log.metadata.store import LogStore
+    from dlcore.log.metadata.values import LogKey
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +66,15 @@ class WriterLock:
         turns: bool = False,
         asks: bool = False,
     ) -> None:
-        self._store = logs.metadata_store
-        self._log = log
-        self._paths = logs.paths_of(log)
-        self._client_id = client_id
-        self._clock = clock
-        self.gives_turns = turns
         self._ownership = Ownership(log.name, client_id, asks=asks)
+        self.node = LockNode(
+            logs,
+            log,
+            client_id=client_id,
+            clock=clock,
+            gives_turns=turns,
+            is_own=self._ownership.is_own,
+        )
         self._changed = asyncio.Event()
         self._unsubscribe: list[Unsubscribe] = []
         self._tasks = BackgroundTasks(self._on_defect)
@@ -97,7 +82,7 @@ class WriterLock:
         self.on_change: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
-        return f"<WriterLock {self._log.name!r} {self._ownership.state.name}>"
+        return f"<WriterLock {self.node.log.name!r} {self._ownership.state.name}>"
 
     @property
     def is_owner(self) -> bool:
@@ -116,10 +101,7 @@ class WriterLock:
             OwnershipAcquireFailedError: another writer owns the log.
             LogNotFoundError: there is no such log.
         """
-        self._unsubscribe = [
-            self._store.watch(self._paths.lock, self._node_changed, children=False),
-            self._store.on_session(self._session_changed),
-        ]
+        self._unsubscribe = self.node.watch(self._node_changed, self._session_changed)
         self._handle(Acquire(timeout_s, asyncio.get_running_loop().time()))
         try:
             while self._ownership.is_waiting:
@@ -150,7 +132,7 @@ class WriterLock:
             self._handle(Signal.RESUMED)
 
     def _on_defect(self, error: BaseException) -> None:
-        text = f"lock of log {self._log.name!r} broke: {error!r}"
+        text = f"lock of log {self.node.log.name!r} broke: {error!r}"
         self._handle(Broken(UnexpectedError(text)))  # no caller may wait for ever
 
     def _handle(self, event: Event) -> None:
@@ -160,13 +142,13 @@ class WriterLock:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Call() | CreateLock():
-                self._tasks.start(self._call(effect), name=f"writer-lock-{self._log.name}")
+                self._tasks.start(self._call(effect), name=f"writer-lock-{self.node.log.name}")
             case AskHolder(holder, version):
-                self._tasks.start(self._ask(holder, version))
+                self._tasks.start(self.node.ask(holder, version))
             case After(timeout_s, report_s):
                 self._tasks.start(self._time(timeout_s, report_s))
             case Notice():
-                logger.info("writer lock log=%s: %s", self._log.name, effect.name.lower())
+                logger.info("writer lock log=%s: %s", self.node.log.name, effect.name.lower())
                 self._announce()
             case Denied():
                 self._announce()
@@ -200,63 +182,12 @@ class WriterLock:
             case Call.VERIFY:
                 return Verified(None if self.verify is None else await self.verify())
             case CreateLock(guard):
-                await self._store.multi(self._creation(guard))
+                await self.node.create(guard, self._ownership.attempted)
                 return Signal.CREATED
             case Call.READ:
-                path, now = self._paths.lock, asyncio.get_running_loop().time()
-                node = await persistently(lambda: self._store.get(path, fresh=True))
-                if node is None:
-                    return LockRead(None, -1, False, now)
-                is_current = node.session == self._store.session_token
-                return LockRead(self._holder_of(node), node.version, is_current, now)
+                return await self.node.read(asyncio.get_running_loop().time())
             case _:
                 assert_never(call)
-
-    def _creation(self, guard: int | None) -> list[Op]:
-        holder = LockHolder(
-            owner=self._client_id,
-            token=self._clock.new_token(),
-            turn="free" if self.gives_turns else "refused",
-            since_ms=self._clock.now_ms(),
-            release=own_release(),
-        )
-        self._ownership.attempted(holder.token)
-        create = Create(self._paths.lock, encode(holder), ephemeral=True)
-        return [create] if guard is None else [Check(self._paths.head, guard), create]
-
-    async def _ask(self, holder: LockHolder, version: int) -> None:
-        value = encode(replace(holder, wanted_by=self._client_id))
-        try:
-            await self._store.multi([Put(self._paths.lock, value, version)])
-        except (MetadataVersionError, NoNodeError):
-            return  # it has changed, and the watch fires
-        except UNANSWERED as error:
-            # After a reconnection the watch fires, and the next look asks again.
-            name = self._log.name
-            logger.info("log=%s: its owner may have no request to release: %s", name, error)
-        else:
-            logger.info("log=%s: its owner %s is asked to release it", self._log.name, holder.owner)
-
-    async def look(self) -> LockHolder | None:
-        """Return the holder in the node, if this writer has the lock.  Raises: MetadataError."""
-        found = await self._own_node()
-        return None if found is None else self._holder_of(found)
-
-    async def set_turn(self, before: Turn, turn: Turn) -> bool:
-        """Change the turn of the lock from `before`; return False if it was another one.
-
-        Raises: MetadataError.
-        """
-        node = await self._own_node()
-        if node is None or self._holder_of(node).turn != before:
-            return False
-        # Compare-and-set: an append may ask for its turn, or end it, at the same time.
-        value = encode(replace(self._holder_of(node), turn=turn))
-        try:
-            await self._store.multi([Put(self._paths.lock, value, node.version)])
-        except (MetadataVersionError, NoNodeError):
-            return False
-        return True
 
     async def release(self) -> None:
         """Release the lock; no error if it is not held.
@@ -270,34 +201,22 @@ class WriterLock:
         self._unsubscribe = []
         self._tasks.cancel()
         if self._tasks or self._ownership.has_attempted:
-            deletion = _deletions.start(self._delete_own_node(), name=f"release-{self._log.name}")
+            deletion = _deletions.start(
+                self._delete_own_node(), name=f"release-{self.node.log.name}"
+            )
             await asyncio.wait({deletion}, timeout=_RELEASE_WAIT_S)
 
     async def _delete_own_node(self) -> None:
         await self._tasks.aclose()  # one of them may still be creating the node
-
-        async def delete() -> None:
-            if await self._own_node() is not None:
-                with contextlib.suppress(NoNodeError):  # it vanished with its session
-                    await self._store.multi([Delete(self._paths.lock)])
-
         try:
             if self._ownership.has_attempted:
-                await persistently(delete)
+                await self.node.delete_own()
         except (*UNANSWERED, AlreadyClosedError) as error:
             # The node vanishes with the session.
-            name = self._log.name
+            name = self.node.log.name
             logger.warning(
                 "writer lock of log=%s is left to expire: %s; to do: nothing, the next writer "
                 "waits for at most the time-out of a session",
                 name,
                 error,
             )
-
-    async def _own_node(self) -> Versioned | None:
-        node = await self._store.get(self._paths.lock, fresh=True)
-        is_own = node is not None and self._ownership.is_own(self._holder_of(node))
-        return node if is_own else None
-
-    def _holder_of(self, node: Versioned) -> LockHolder:
-        return decode(LockHolder, node.value, source=self._paths.lock)

@@ -222,6 +222,32 @@ class Report:
 Effect: TypeAlias = Call | CreateLock | AskHolder | After | Notice | Denied | Report
 
 
+class _Wait:
+    """How long the caller of `Acquire` waits for another owner, and whether that was reported."""
+
+    def __init__(self, timeout_s: float = 0.0, begun_s: float = 0.0) -> None:
+        self.timeout_s = timeout_s
+        self.is_over = False
+        """Whether the caller waits no longer."""
+        self.is_report_due = False
+        self._begun_s = begun_s
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds that are left."""
+        return max(self._begun_s + self.timeout_s - now, 0.0)
+
+
+class _Try:
+    """One try to take the lock, with all that has happened since it began."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.may_differ = False
+        """Whether the node or the session may have changed."""
+        self.is_stale = False
+        """Whether the session of the try is gone."""
+
+
 class Ownership(Machine[OwnershipState]):
     """The writer lock of one log, as seen by one writer.
 
@@ -242,14 +268,9 @@ class Ownership(Machine[OwnershipState]):
         self._asks = asks
         self._tokens: deque[str] = deque(maxlen=_TOKENS_MAX)  # of attempts
         self._holder: LockHolder | None = None  # the last other owner that was seen
-        self._timeout_s = 0.0
-        self._begun_s = 0.0
-        self._is_report_due = False
-        self._is_late = False  # the caller waits no longer
+        self._wait = _Wait()
+        self._try = _Try()  # the last one
         self._is_connected = True
-        self._attempts = 0  # since the last try began
-        self._may_differ = False  # the node or the session, since the last try began
-        self._is_stale = False  # the session of the last try is gone
 
     @property
     def is_owner(self) -> bool:
@@ -292,7 +313,7 @@ class Ownership(Machine[OwnershipState]):
             case LockRead():
                 return self._lock_read(event)
             case ReportDue(now):
-                self._is_report_due = True
+                self._wait.is_report_due = True
                 return self._report(now)
             case CallFailed(call, error):
                 return self._call_failed(call, error)
@@ -304,11 +325,11 @@ class Ownership(Machine[OwnershipState]):
     def _on_signal(self, signal: Signal) -> list[Effect]:
         match signal:
             case Signal.CREATED:
-                return self._not_taken() if self._is_stale else self._taken()
+                return self._not_taken() if self._try.is_stale else self._taken()
             case Signal.CHANGED:
                 return self._try_again()
             case Signal.TIMED_OUT:
-                self._is_late = True
+                self._wait.is_over = True
                 return self._deny() if self.state is OwnershipState.WAITING else []
             case Signal.EXPIRED:
                 return self._session_expired()
@@ -322,22 +343,22 @@ class Ownership(Machine[OwnershipState]):
                 assert_never(signal)
 
     def _acquire(self, timeout_s: float, now: float) -> list[Effect]:
-        self._timeout_s, self._begun_s = timeout_s, now
-        first = self._try(OwnershipState.ACQUIRING)
+        self._wait = _Wait(timeout_s, now)
+        first = self._begin(OwnershipState.ACQUIRING)
         if timeout_s <= 0:
             return first  # the first refusal is final
         return [After(timeout_s, backoff.TOLD_AFTER_S), *first]
 
     # One try: verify if the lock was lost, create, read if that does not tell the outcome
 
-    def _try(self, state: OwnershipState) -> list[Effect]:
+    def _begin(self, state: OwnershipState) -> list[Effect]:
         self._become(state)
-        self._attempts, self._may_differ, self._is_stale = 0, False, False
+        self._try = _Try()
         return self._attempt()
 
     def _attempt(self) -> list[Effect]:
-        self._attempts += 1
-        if self._attempts > ATTEMPTS_MAX:
+        self._try.attempts += 1
+        if self._try.attempts > ATTEMPTS_MAX:
             return self._deny()
         # Between the lost session and this attempt another writer may have come and gone.
         is_lost = self.state is OwnershipState.REGAINING
@@ -362,7 +383,7 @@ class Ownership(Machine[OwnershipState]):
             is_taken = seen.is_current and self._is_connected
             return self._taken() if is_taken else self._not_taken()
         self._holder = holder
-        if self.state is OwnershipState.REGAINING or self._timeout_s <= 0:
+        if self.state is OwnershipState.REGAINING or self._wait.timeout_s <= 0:
             return self._deny()
         # One that refuses turns does not watch its node for requests.
         may_ask = self._asks and holder.turn != "refused" and not holder.wanted_by
@@ -372,22 +393,22 @@ class Ownership(Machine[OwnershipState]):
     def _taken(self) -> list[Effect]:
         is_first = self.state is OwnershipState.ACQUIRING
         self._become(OwnershipState.OWNED)
-        self._holder, self._may_differ = None, False
+        self._holder, self._try.may_differ = None, False
         return [Notice.GRANTED if is_first else Notice.RESUMED]
 
     def _not_taken(self) -> list[Effect]:
         """Wait: the node belongs to another, or vanishes with a session that is gone."""
         is_first = self.state is OwnershipState.ACQUIRING
         self._become(OwnershipState.WAITING if is_first else OwnershipState.LOST)
-        if is_first and self._is_late:
+        if is_first and self._wait.is_over:
             return self._deny()
-        may_differ, self._may_differ = self._may_differ, False
+        may_differ, self._try.may_differ = self._try.may_differ, False
         return self._try_again() if may_differ else []
 
     # Changes of the session and the node
 
     def _session_expired(self) -> list[Effect]:
-        self._is_connected, self._is_stale = False, True
+        self._is_connected, self._try.is_stale = False, True
         if self.state is not OwnershipState.OWNED:
             return []
         self._become(OwnershipState.LOST)
@@ -395,22 +416,22 @@ class Ownership(Machine[OwnershipState]):
 
     def _try_again(self) -> list[Effect]:
         if self.state in _TRYING:
-            self._may_differ = True
+            self._try.may_differ = True
         elif self._is_connected and self.state is OwnershipState.WAITING:
-            return self._try(OwnershipState.ACQUIRING)
+            return self._begin(OwnershipState.ACQUIRING)
         elif self._is_connected and self.state is OwnershipState.LOST:
-            return self._try(OwnershipState.REGAINING)
+            return self._begin(OwnershipState.REGAINING)
         return []
 
     # The end
 
     def _report(self, now: float) -> list[Effect]:
         """Report a long wait, once the lock's holder is known."""
-        if not self._is_report_due or self._holder is None:
+        if not self._wait.is_report_due or self._holder is None:
             return []
-        self._is_report_due = False
-        left_s = self._begun_s + self._timeout_s - now
-        return [Report(f"{self._owned()}; waiting for {max(left_s, 0.0):.0f} s more")]
+        self._wait.is_report_due = False
+        left_s = self._wait.left_s(now)
+        return [Report(f"{self._owned()}; waiting for {left_s:.0f} s more")]
 
     def _owned(self) -> str:
         holder = self._holder
@@ -438,10 +459,10 @@ class Ownership(Machine[OwnershipState]):
         assert state is not OwnershipState.DENIED or self.denial is not None
         assert self.denial is None or state in _ENDED
         if state in _TRYING:
-            assert 0 < self._attempts <= ATTEMPTS_MAX
+            assert 0 < self._try.attempts <= ATTEMPTS_MAX
         elif state not in _ENDED:
-            assert not self._may_differ
+            assert not self._try.may_differ
         if state is OwnershipState.OWNED:
             assert self._is_connected
             assert self._holder is None
-        assert state is not OwnershipState.WAITING or not self._is_late
+        assert state is not OwnershipState.WAITING or not self._wait.is_over

@@ -122,7 +122,7 @@ class TurnGiver:
         loop = asyncio.get_running_loop()
         match call:
             case Call.LOOK:
-                return Looked(await self._lock.look(), loop.time())
+                return Looked(await self._lock.node.own_holder(), loop.time())
             case Call.STEP_ASIDE:
                 aside: asyncio.Future[Any] = loop.create_future()
                 self._writer.end_with(Ending.ASIDE, aside)
@@ -130,7 +130,7 @@ class TurnGiver:
                 await aside
                 return Signal.ASIDE
             case SetTurn(before, turn):
-                return TurnSet(await self._lock.set_turn(before, turn))
+                return TurnSet(await self._lock.node.set_turn(before, turn))
             case Call.READ_HEAD:
                 return HeadRead(await self._context.logs.read(self._log), loop.time())
             case _:

@@ -262,7 +262,7 @@ class DirectWriter(AsyncLogWriter):
         context.open_objects.add(self)
         left_open.add(self)
         if lock is not None:
-            if lock.gives_turns:
+            if lock.node.gives_turns:
                 turns = TurnGiver(context, log, lock, machine, pump.handle, pump.fail)
                 self._followers.append(turns)
             lock.verify = self._verify_untouched
