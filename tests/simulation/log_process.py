@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
     from tests.simulation.world import World
 
+_NEVER_S = 1e6
+"""No notification is lost here, so no reader may need to look again because it waits for long."""
 _LARGE = (4_000, 20_000)
 _SEGMENT_BYTES = (1_200, *_LARGE)
 MERGE_POLICY = MergePolicy(
@@ -80,6 +82,7 @@ class LogProcess:
             lock_timeout_s=1.0,
             read_ahead_bytes=rng.choice((1, 10_000)),
             read_unavailable_timeout_s=4.0,
+            reader_idle_warn_s=_NEVER_S,
             encrypted=world.plan.is_encrypted and crc32(name.encode()) % 4 > 0,
         )
         self.cold = None

@@ -507,6 +507,7 @@ BUGS_OF_LIVENESS = {
     "a_full_disk_ends_the_log",
     "a_start_needs_room",
     "any_ledger_id_is_believed",
+    "changes_before_an_extent_is_followed_are_forgotten",
     "copies_come_from_where_the_fragment_starts",
     "directories_are_not_synced",
     "fences_refuse_recovery_adds",

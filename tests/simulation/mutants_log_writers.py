@@ -17,6 +17,7 @@ from dlcore.log.metadata.changes import _Draft
 from dlcore.log.reading import snapshot
 from dlcore.log.reading.cursor import FollowExtent, ReadCursor, ReadExtent
 from dlcore.log.reading.reader import DirectReader
+from dlcore.log.reading.tail import LogTail, ReadState, TailState
 from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.writing import open_segment, truncation
@@ -95,6 +96,23 @@ def completed_segments_keep_an_open_extent() -> Iterator[None]:
         complete(self, **more)
 
     with patch.object(_Draft, "complete", half):
+        yield
+
+
+@contextlib.contextmanager
+def changes_before_an_extent_is_followed_are_forgotten() -> Iterator[None]:
+    """A reader waits at the end of a ledger whose successor it could know."""
+    plan = LogTail._plan
+
+    def forgetful(self: LogTail) -> Any:
+        was_learning = self._is_learning
+        effects = plan(self)
+        if self.state is not TailState.FOLLOWING or was_learning == self._is_learning:
+            return effects
+        self._is_learning, self._is_stale = False, True
+        return [each for each in effects if not isinstance(each, ReadState)]
+
+    with patch.object(LogTail, "_plan", forgetful):
         yield
 
 
@@ -330,6 +348,7 @@ MUTANTS = (
     a_takeover_does_not_fence,
     batches_are_answered_with_their_first_position,
     cancelled_reads_lose_what_they_took,
+    changes_before_an_extent_is_followed_are_forgotten,
     completed_segments_keep_an_open_extent,
     extents_miss_the_last_entry,
     headers_do_not_count_records_before,

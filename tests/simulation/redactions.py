@@ -37,7 +37,6 @@ PRIVATE = "p"
 """The name of the log."""
 _SCHEMA = pa.schema({PERSON: pa.int64(), PAYLOAD: pa.binary()})
 _PATIENCE_S = 5.0
-_READING_S_MAX = 10.0
 _FINISHING_S_MAX = 120.0
 
 
@@ -102,16 +101,8 @@ class Redactions:
     async def _read(self, process: LogProcess) -> None:
         """Read the log from its start."""
         log = await self._open(process)
-        await self._read_some(log, pause_s=self._rng.choice((0.0, 0.02, 0.2)))
+        await self._read_all(log, pause_s=self._rng.choice((0.0, 0.02, 0.2)))
         await self._logs.sleep(self._rng.uniform(0.0, 0.5))
-
-    async def _read_some(self, log: DirectLog, *, pause_s: float) -> None:
-        """R2: read for a while.
-
-        A reader waits at the end of a ledger that somebody closed, and died before the log said so;
-        that lasts until the next one writes, whom there is not when the run is over.
-        """
-        await self._logs.within(_READING_S_MAX, self._read_all(log, pause_s=pause_s))
 
     async def _read_all(self, log: DirectLog, *, pause_s: float) -> int:
         """R2: read all that there is; return how many rows."""
@@ -135,7 +126,7 @@ class Redactions:
     async def _run(self, process: LogProcess, person: int) -> None:
         """R1: redact once; when it is told that all is gone, look into all files."""
         log = await self._open(process)
-        await self._read_some(log, pause_s=0.0)
+        await self._read_all(log, pause_s=0.0)
         owed = self._checkers.on_begin(person)
         context, owner = process.namespace.log_context, process.namespace.staging_owner
         redactor = await LogRedactor.open(

@@ -538,7 +538,9 @@ class LogTail(Machine[TailState]):
             case FollowExtent():
                 self._become(_FOLLOWING)
                 self._step = step
-                return [*effects, Follow(step)]
+                # The extent may have ended while an earlier one was read, or the list was: no
+                # other change need come, and its ledger brings no entry any more.
+                return [*effects, Follow(step), *(self._learn() if self._is_stale else [])]
             case LearnSegments():
                 self._become(_LEARNING)
                 return [*effects, *self._learn()]
@@ -744,6 +746,9 @@ class LogTail(Machine[TailState]):
         assert (self._lost is not None) == (state is _CHECKING)
         assert self._is_learning or state not in (_LEARNING, _CHECKING)
         assert not self._is_learning or state not in (_READING, _CAUGHT_UP)
+        # Each of these states waits for the list, so none may know that it changed and not read it.
+        depends = state in (_LEARNING, _FOLLOWING, _LEAVING, _CAUGHT_UP, _CHECKING)
+        assert self._is_learning or not (self._is_stale and depends)
         assert self.error is not None or state is not _FAILED
         assert self.error is None or state in (_FAILED, _CLOSED)
         assert self._wait.heard_s is None or state is _FOLLOWING

@@ -187,6 +187,35 @@ def test_an_open_extent_is_left_when_the_segment_list_shows_its_end() -> None:
     assert bench.learn() == [bench.follows(2)]
 
 
+def test_a_change_before_an_extent_is_followed_is_learned_then() -> None:
+    """Its ledger may be closed by then, and no other change may come."""
+    bench = Bench(started(written(7), 8))
+    assert bench.handle(START) == bench.reads(1)
+    assert bench.handle(CHANGED) == []
+    bench.handle(Fetched(entries(0, 1, 2)))
+    follows = bench.follows(2)
+    started(completed(bench.tree, 8), 10)
+    assert bench.handle(ENDED) == [follows, ReadState(2)]
+    bench.handle(Fetched(entries(0, 1, 2)))
+    assert bench.handle(ENDED) == []
+    assert bench.learn() == [bench.follows(3)]
+
+
+def test_a_change_while_the_list_is_read_is_learned_when_an_extent_is_followed() -> None:
+    """What was read may be older: of a log that grows, or whose ledger was recovered as empty."""
+    bench = caught_up()
+    assert bench.handle(CHANGED) == [ReadState(1)]
+    assert bench.handle(CHANGED) == []
+    started(bench.tree)
+    assert bench.learn() == [bench.follows(1), ReadState(1)]
+    assert bench.learn() == []
+    assert bench.handle(StreamFailed(GONE)) == [ReadState(1)]
+    assert bench.handle(CHANGED) == []
+    empty = plan_complete(PATHS, bench.tree.at, now_ms=5, closing=None, empty_ledger_id=9)
+    started(bench.tree.apply(empty), 10)
+    assert bench.learn() == [bench.follows(1), ReadState(1)]
+
+
 def test_a_followed_extent_that_is_final_is_read_to_its_end() -> None:
     """Its stream ends: what it did not bring, and what found no room, is read."""
     bench = following(replace(CONFIG, read_ahead_bytes=50))
