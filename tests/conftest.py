@@ -7,6 +7,7 @@ pytest_plugins = [
     "tests.fixtures.cluster",
     "tests.fixtures.java",
     "tests.fixtures.forking",  # after what sets variables
+    "tests.fixtures.forked_commands",
     "tests.fixtures.lengths",
     "tests.fixtures.examples",  # after what it imports
     "tests.fixtures.zookeeper",
