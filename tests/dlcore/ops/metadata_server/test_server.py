@@ -94,6 +94,7 @@ async def ask_for_ever(peer: Peer, request: bytes) -> None:
     while True:
         peer.send(request)
         await peer.writer.drain()
+        await asyncio.sleep(0)  # the server, on the same loop, would find thousands of them
 
 
 def test_a_client_may_say_hello_in_small_pieces(tmp_path: Path) -> None:
