@@ -25,7 +25,8 @@ from dlcore.log.cold.table_format import AddedFile
 from tests.dlcore.ops.upkeep.test_table_keeper import RIDES, TableScene, on_table
 from tests.fixtures.http_relay import http_relay
 from tests.fixtures.iceberg_catalogs import CutRelay, catalogs_of
-from tests.fixtures.table_readers import CATALOG_URI, delete_table, own_catalog
+from tests.fixtures.table_readers import delete_table, own_catalog
+from tests.fixtures.table_worker import CATALOG_URI
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,12 +28,9 @@ from dlcore.log.cold.iceberg_io import TierFiles
 from dlcore.log.cold.iceberg_tables import IcebergTables
 from dlcore.ops.upkeep.table_status import TableReader
 from tests.dlcore.ops.upkeep.test_table_keeper import RIDES, TableScene, on_table, remove, sweep
-from tests.fixtures.table_readers import (
-    CATALOG_URI,
-    IcebergView,
-    delete_table,
-    own_catalog,
-)
+from tests.fixtures.lengths import amount
+from tests.fixtures.table_readers import IcebergView, delete_table, own_catalog
+from tests.fixtures.table_worker import CATALOG_URI
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -321,7 +318,7 @@ def test_old_snapshots_go_with_what_only_they_had(
 
     async def body(scene: TableScene) -> None:
         reader = await TableReader.of(scene.namespace.log_context, "rides")
-        for number in range(60):
+        for number in range(amount(60, sampled=32)):
             await scene.write(rows=1)
             await scene.follow()
             if number == 10:
