@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from bookie.disks.port import DiskSpace
 from dlcore.base.errors import ConfigurationError, DLError, MetadataError, NoNodeError
@@ -206,6 +206,60 @@ class RemovalEnded:
 Effect: TypeAlias = Call | Apply | RetryLater | RegisterEnded | Conflict | RemovalEnded
 
 
+class BookieNodes(NamedTuple):
+    """The paths of a bookie's nodes."""
+
+    available: str
+    readonly: str
+    cookie: str
+
+
+class Announcement:
+    """The value of a registered bookie's node: who it is, where it is, and its space."""
+
+    def __init__(self, bookie: BookieId, *, address: str, control_address: str, rack: str) -> None:
+        self.bookie = bookie
+        self.address = address
+        self.space = DiskSpace(free_bytes=0, total_bytes=0)
+        self._control_address = control_address
+        self._rack = rack
+
+    def value(self, *, is_read_only: bool, session: str) -> bytes:
+        """Return the value for a node that is written in this session."""
+        return encode(
+            BookieRegistration(
+                name=self.bookie.name,
+                incarnation=self.bookie.incarnation,
+                address=self.address,
+                read_only=is_read_only,
+                rack=self._rack,
+                free_bytes=self.space.free_bytes,
+                total_bytes=self.space.total_bytes,
+                session=session,
+                control_address=self._control_address,
+                release=own_release(),
+            )
+        )
+
+    def require_own(self, other: BookieRegistration, *, is_own_session: bool) -> None:
+        """Accept only nodes of this incarnation, and of its own session only its own.
+
+        Raises:
+            ConfigurationError: another process has registered the bookie.
+        """
+        bookie = self.bookie
+        if other.incarnation != bookie.incarnation:
+            raise ConfigurationError(
+                f"bookie {bookie.name!r} is registered as incarnation {other.incarnation} at "
+                f"{other.address}, this is {bookie.incarnation}: stop one of the two"
+            )
+        if is_own_session and other.address != self.address:
+            raise ConfigurationError(
+                f"bookie {bookie} at {self.address} was registered by another process at "
+                f"{other.address}: it runs on a copy of this data folder; stop one of the two"
+            )
+
+
 class Registration(Machine[RegistrationState]):
     """The registration of one bookie.
 
@@ -228,16 +282,16 @@ class Registration(Machine[RegistrationState]):
         control_address: str,
         rack: str,
     ) -> None:
-        self.bookie = bookie
-        self.available = paths.bookie_available(bookie.name)
-        self.readonly = paths.bookie_readonly(bookie.name)
-        self.cookie = paths.cookie(bookie.name)
+        self.nodes = BookieNodes(
+            paths.bookie_available(bookie.name),
+            paths.bookie_readonly(bookie.name),
+            paths.cookie(bookie.name),
+        )
+        self.announced = Announcement(
+            bookie, address=address, control_address=control_address, rack=rack
+        )
         self.state = RegistrationState.ABSENT
-        self._address = address
-        self._control_address = control_address
-        self._rack = rack
         self._is_read_only = False
-        self._space = DiskSpace(free_bytes=0, total_bytes=0)
         self._until: float | None = None  # failures may pass, until the first registration
         self._may_differ = False  # since the last look began
         self._session = ""  # that of the last look
@@ -267,7 +321,7 @@ class Registration(Machine[RegistrationState]):
                 self._is_read_only = is_read_only
                 return self._differ()
             case SetSpace(space):
-                self._space = space
+                self.announced.space = space
                 return self._differ()
             case Signal():
                 return self._on_signal(event)
@@ -300,15 +354,17 @@ class Registration(Machine[RegistrationState]):
         self._session = seen.session
         try:
             for path, node in seen.nodes.items():
-                self._check_own(path, node)
+                other = self._registration(path, node)
+                is_own_session = self._own_session == self._session
+                self.announced.require_own(other, is_own_session=is_own_session)
         except ConfigurationError as error:
             return self._refused(error, seen.now)
         if self.state is RegistrationState.REMOVING:
             return self._remove(seen.nodes)
         # A bookie that an operator holds gets no new ledgers; its storage still accepts adds.
         is_read_only = self._is_read_only or seen.is_held
-        wanted = self.readonly if is_read_only else self.available
-        value = self._value(is_read_only=is_read_only)
+        wanted = self.nodes.readonly if is_read_only else self.nodes.available
+        value = self.announced.value(is_read_only=is_read_only, session=seen.session)
         if seen.session == self._own_session and seen.nodes.keys() == {wanted}:
             node = seen.nodes[wanted]
             if node.value == value:
@@ -318,40 +374,11 @@ class Registration(Machine[RegistrationState]):
                 return [Apply((Put(wanted, value, node.version),))]
         self._become(RegistrationState.CHANGING)
         deletions = (Delete(path, node.version) for path, node in seen.nodes.items())
-        check, create = Check(self.cookie, ANY_VERSION), Create(wanted, value, ephemeral=True)
+        check, create = Check(self.nodes.cookie, ANY_VERSION), Create(wanted, value, ephemeral=True)
         return [Apply((check, *deletions, create))]
-
-    def _value(self, *, is_read_only: bool) -> bytes:
-        registration = BookieRegistration(
-            name=self.bookie.name,
-            incarnation=self.bookie.incarnation,
-            address=self._address,
-            read_only=is_read_only,
-            rack=self._rack,
-            free_bytes=self._space.free_bytes,
-            total_bytes=self._space.total_bytes,
-            session=self._session,
-            control_address=self._control_address,
-            release=own_release(),
-        )
-        return encode(registration)
 
     def _registration(self, path: str, node: Versioned) -> BookieRegistration:
         return decode(BookieRegistration, node.value, source=path)
-
-    def _check_own(self, path: str, node: Versioned) -> None:
-        """Accept only nodes of this incarnation, and of this session only our own."""
-        other, bookie = self._registration(path, node), self.bookie
-        if other.incarnation != bookie.incarnation:
-            raise ConfigurationError(
-                f"bookie {bookie.name!r} is registered as incarnation {other.incarnation} at "
-                f"{other.address}, this is {bookie.incarnation}: stop one of the two"
-            )
-        if self._own_session == self._session and other.address != self._address:
-            raise ConfigurationError(
-                f"bookie {bookie} at {self._address} was registered by another process at "
-                f"{other.address}: it runs on a copy of this data folder; stop one of the two"
-            )
 
     def _applied(self) -> list[Effect]:
         if self.state is RegistrationState.REMOVING:
@@ -387,8 +414,8 @@ class Registration(Machine[RegistrationState]):
         # The next start would be refused, and entries added now would be lost.
         return self._refused(
             ConfigurationError(
-                f"bookie {self.bookie} has no cookie {self.cookie} in the cluster: it was "
-                "decommissioned, or ZooKeeper lost its data; to start it as a new and empty "
+                f"bookie {self.announced.bookie} has no cookie {self.nodes.cookie} in the cluster: "
+                "it was decommissioned, or ZooKeeper lost its data; to start it as a new and empty "
                 "bookie, move the content of its folder away"
             ),
             looked.now,

@@ -126,12 +126,12 @@ class Registrar:
                 logger.warning(
                     "not registered bookie=%s: %s; to do: see to ZooKeeper; until then no client "
                     "uses this bookie, which tries again",
-                    self._machine.bookie,
+                    self._machine.announced.bookie,
                     error,
                 )
                 self._tasks.start(self._retry(after_s))
             case RegisterEnded(None):
-                logger.info("registered bookie=%s", self._machine.bookie)
+                logger.info("registered bookie=%s", self._machine.announced.bookie)
                 self._watch()
                 self._answer(None)
             case RegisterEnded(error):
@@ -143,7 +143,7 @@ class Registrar:
                     logger.warning(
                         "not unregistered bookie=%s: %s; to do: nothing, the entry goes with its "
                         "session",
-                        self._machine.bookie,
+                        self._machine.announced.bookie,
                         error,
                     )
                 self._answer(None)
@@ -163,7 +163,7 @@ class Registrar:
         machine = self._machine
         self._unsubscribe = [
             self._store.watch(path, self._may_differ)
-            for path in (machine.available, machine.readonly, self._held)
+            for path in (machine.nodes.available, machine.nodes.readonly, self._held)
         ]
         self._unsubscribe.append(self._store.on_session(self._on_session))
 
@@ -171,7 +171,9 @@ class Registrar:
         self._handle(Signal.MAY_DIFFER)
 
     def _on_session(self, state: SessionState) -> None:
-        logger.info("metadata session state=%s bookie=%s", state.value, self._machine.bookie)
+        logger.info(
+            "metadata session state=%s bookie=%s", state.value, self._machine.announced.bookie
+        )
         self._may_differ()
 
     async def _retry(self, after_s: float) -> None:
@@ -191,13 +193,13 @@ class Registrar:
             case Call.LOOK:
                 session = store.session_token
                 is_held = await store.get(self._held) is not None
-                paths = (machine.available, machine.readonly)
+                paths = (machine.nodes.available, machine.nodes.readonly)
                 found = {path: await store.get(path) for path in paths}
                 nodes = {path: node for path, node in found.items() if node is not None}
                 return Looked(session, is_held, nodes, loop.time())
             case Call.LOOK_FOR_COOKIE:
-                is_missing = await store.get(machine.cookie, fresh=True) is None
-                cookies = machine.cookie.rpartition("/")[0]
+                is_missing = await store.get(machine.nodes.cookie, fresh=True) is None
+                cookies = machine.nodes.cookie.rpartition("/")[0]
                 has_others = is_missing and bool(await store.get_children(cookies))
                 return CookieLooked(has_others, loop.time())
             case Apply(ops):

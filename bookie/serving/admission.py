@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Admitted(NamedTuple):
-    """What a client may do, if it is let in."""
+    """The judgement of a client."""
 
     access: Access | None
     """The rights of its connection; None: it may do everything."""

@@ -66,7 +66,7 @@ class WritesInFlight:
     def close(self) -> None:
         """Go on for a client that is gone: its session counts the ends, and answers none.
 
-        So that nothing refers back to the connection.
+        Afterwards nothing refers back to the connection.
         """
         self._tell = self._session.handle
 

@@ -11,23 +11,18 @@ its head decide which proxy owns the log.  The list only determines which proxy 
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
-import secrets
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.background import BackgroundTasks, end_tasks
-from dlcore.base.errors import MetadataError, NoNodeError
-from dlcore.base.features import own_release
-from dlcore.log.metadata.owner import SessionNode
-from dlcore.log.metadata.store import LogStore, persistently
+from dlcore.log.metadata.store import LogStore
 from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.paths import unescape
-from dlcore.metadata.stored import decode_or_tell, encode
+from dlcore.metadata.stored import decode_or_tell
 from dlcore.proxy.load import LiveProxy, ProxyLoad
 from dlcore.proxy.outages import Outages
-from dlcore.proxy.probing import refuses_connections
+from dlcore.proxy.presence import Presence
+from dlcore.proxy.probing import Probes, refuses_connections
 from dlcore.proxy.rendezvous import preferred_owner
 
 if TYPE_CHECKING:
@@ -38,9 +33,6 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
-
-_LEAVE_S = 2.0
-_SECRET_BYTES = 32
 
 
 class Membership:
@@ -56,22 +48,14 @@ class Membership:
         probe: Callable[[str], Coroutine[Any, Any, bool]] = refuses_connections,
     ) -> None:
         self.location = location
-        self._kafka = kafka
-        self._probe = probe
-        self._probes: dict[str, asyncio.Task[bool]] = {}
-        self._store = store
+        self.presence = Presence(store, paths.proxy(location), kafka=kafka)
+        """This proxy's own node."""
+        self._probes = Probes(probe)
         self._paths = paths
         self._logs = LogStore(store, paths)
-        self._node = SessionNode(store, paths.proxy(location))
-        self.secret = secrets.token_hex(_SECRET_BYTES)
-        """The proof that a call is this proxy's, for those that may read the metadata."""
-        self._node.value = encode(self._told())
         self._secrets: dict[str, str] = {}  # of live proxies, as read last
-        self._tasks = BackgroundTasks()
         self._follower: NodeFollower | None = None
         self.outages = Outages(store)
-        self._has_left = False
-        self._vanishing: asyncio.Task[None] | None = None
         self.live: frozenset[str] = frozenset()
         """Locations of the proxies that acquire logs, with this one until it leaves."""
         self.changes = 0
@@ -98,26 +82,7 @@ class Membership:
         """
         if location not in self.live or location == self.location:
             return False
-        probe = self._probes.get(location)
-        if probe is None:  # concurrent calls share one probe
-            probe = self._tasks.start(self._probe(location), name=f"looking for {location}")
-            self._probes[location] = probe
-            probe.add_done_callback(lambda _: self._probes.pop(location, None))
-        is_gone = await asyncio.shield(probe)
-        if is_gone:
-            logger.warning(
-                "the proxy at %s is gone: no process listens there; to do: start it again if it "
-                "should run; others serve its logs",
-                location,
-            )
-        return is_gone
-
-    async def tell_load(self, load: ProxyLoad) -> None:
-        """Publish the load of this proxy.  Raises: MetadataError: it may not be published."""
-        await self._node.put(encode(self._told(load)))
-
-    def _told(self, load: ProxyLoad | None = None) -> LiveProxy:
-        return LiveProxy(secret=self.secret, load=load, release=own_release(), kafka=self._kafka)
+        return await self._probes.is_gone(location)
 
     async def loads_of(self, locations: Sequence[str]) -> dict[str, ProxyLoad | None]:
         """Return the last published loads of these proxies; None if one has none.
@@ -136,13 +101,15 @@ class Membership:
         """
         found = {at: each.kafka for at, each in (await self._read([*self.live])).items() if each}
         known = {at: address for at, address in found.items() if address}
-        if not known and self._kafka is not None:
-            known = {self.location: self._kafka}
+        if not known and self.presence.kafka is not None:
+            known = {self.location: self.presence.kafka}
         parts = {at: address.rpartition(":") for at, address in known.items()}
         return {at: (host.strip("[]"), int(port)) for at, (host, _, port) in parts.items()}
 
     async def _read(self, locations: Sequence[str]) -> dict[str, LiveProxy | None]:
-        nodes = await self._store.get_many([self._paths.proxy(each) for each in locations])
+        nodes = await self._logs.metadata_store.get_many(
+            [self._paths.proxy(each) for each in locations]
+        )
         return {
             # A node that does not parse is as good as none.
             location: decode_or_tell(LiveProxy, node, source=location, tell=lambda _: None)
@@ -172,64 +139,39 @@ class Membership:
 
     async def join(self) -> None:
         """Join the live proxies, and begin to follow them.  Raises: MetadataError."""
-        await self._node.ensure()
+        await self.presence.enter()
         await self._look()
         self._follower = NodeFollower(
-            self._store, self._paths.proxies, self._look, what="live proxies", children=True
+            self._logs.metadata_store,
+            self._paths.proxies,
+            self._look,
+            what="live proxies",
+            children=True,
         )
 
     async def leave(self) -> None:
         """Leave the live proxies, but go on to follow them.  Idempotent."""
-        self._has_left = True
-        await self._node.aclose()
-        try:
-            async with asyncio.timeout(_LEAVE_S):
-                await self._store.delete(self._node.path)
-        except NoNodeError:
-            pass
-        except (MetadataError, TimeoutError):
-            # While other proxies still see it, they redirect clients to it; it redirects them back.
-            self._vanishing = self._tasks.start(self._vanish(), name="leaving the live proxies")
+        await self.presence.leave()
         self.live -= {self.location}
 
     async def rejoin(self) -> None:
         """Join the live proxies again, after `leave`.  Raises: MetadataError."""
-        if not self._has_left:
-            return
-        if self._vanishing is not None:
-            await end_tasks(self._vanishing)
-        told = self._node.value
-        self._node = SessionNode(self._store, self._node.path)
-        self._node.value = told
-        await self._node.ensure()
-        self._has_left = False
-        await self._look()
-
-    async def _vanish(self) -> None:
-        try:
-            await persistently(lambda: self._store.delete(self._node.path))
-        except NoNodeError:
-            pass
-        except MetadataError as error:
-            logger.warning(
-                "%s goes with the session: %s; to do: nothing, clients find other proxies after "
-                "that",
-                self._node.path,
-                error,
-            )
+        if self.presence.has_left:
+            await self.presence.enter()
+            await self._look()
 
     async def aclose(self) -> None:
         """Stop following; the node vanishes with the session, unless the proxy left before."""
         if self._follower is not None:
             await self._follower.aclose()
         self.outages.close()
-        await self._node.aclose()
-        await self._tasks.aclose()
+        await self.presence.aclose()
+        await self._probes.aclose()
 
     async def _look(self) -> None:
-        nodes = await self._store.get_children(self._paths.proxies, fresh=True)
+        nodes = await self._logs.metadata_store.get_children(self._paths.proxies, fresh=True)
         live = frozenset(unescape(node) for node in nodes or ())
-        if self._has_left:
+        if self.presence.has_left:
             live -= {self.location}
         if live != self.live:
             logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")

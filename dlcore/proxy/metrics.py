@@ -128,7 +128,7 @@ class ProxyMetrics:
         yield SENDING.of(reads.outgoing.size_bytes)
         if self._audit is not None:
             yield AUDIT.of(self._audit.failure is not None)
-        totals = {name: float(log.accepted_bytes) for name, log in owner.logs.items()}
+        totals = {name: float(log.room.accepted_bytes) for name, log in owner.logs.items()}
         for name, rate in self._top.take(totals, now_s=steady_s()):
             yield LOG_RATE.of(rate, name)
 

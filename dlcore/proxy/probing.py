@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dlcore.base.background import BackgroundTasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+logger = logging.getLogger(__name__)
 
 _PROBE_S = 0.5
 """Timeout of a probe.  A host without the process refuses at once; silence proves nothing."""
@@ -35,3 +44,38 @@ async def _refuses(host: str, port: int) -> bool:
     with suppress(OSError):
         await writer.wait_closed()
     return False
+
+
+class Probes:
+    """Probes of other proxies; calls for the same one share one probe.
+
+    Args:
+        probe: returns whether the host of a location refuses connections.
+    """
+
+    def __init__(
+        self, probe: Callable[[str], Coroutine[Any, Any, bool]] = refuses_connections
+    ) -> None:
+        self._probe = probe
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._tasks = BackgroundTasks()
+
+    async def is_gone(self, location: str) -> bool:
+        """Return whether a location refuses connections now."""
+        running = self._running.get(location)
+        if running is None:
+            running = self._tasks.start(self._probe(location), name=f"looking for {location}")
+            self._running[location] = running
+            running.add_done_callback(lambda _: self._running.pop(location, None))
+        is_gone = await asyncio.shield(running)
+        if is_gone:
+            logger.warning(
+                "the proxy at %s is gone: no process listens there; to do: start it again if it "
+                "should run; others serve its logs",
+                location,
+            )
+        return is_gone
+
+    async def aclose(self) -> None:
+        """Give up probes under way."""
+        await self._tasks.aclose()

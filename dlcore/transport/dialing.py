@@ -1,4 +1,4 @@
-"""How a client's connections to bookies begin: address, handshake and certificates."""
+"""The beginning of a client's connections to bookies: address, handshake and certificates."""
 
 from __future__ import annotations
 

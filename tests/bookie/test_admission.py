@@ -1,4 +1,4 @@
-"""Which clients a bookie lets in, by their certificates."""
+"""A bookie lets clients in by their certificates."""
 
 from __future__ import annotations
 

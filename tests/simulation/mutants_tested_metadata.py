@@ -10,7 +10,7 @@ from bookie.membership import (
     identity as identity_module,
     registration as registration_module,
 )
-from bookie.membership.registration import Looked, Registration
+from bookie.membership.registration import Announcement, Looked, Registration
 from bookie.membership.registration_driver import Registrar
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata import zookeeper as zookeeper_module
@@ -182,8 +182,8 @@ def a_registration_leans_on_an_old_session() -> Iterator[None]:
     looked = Registration._looked
 
     def lean(self: Registration, seen: Looked) -> Any:
-        node = seen.nodes.get(self.available)
-        if node is not None and self._address.encode() in node.value:
+        node = seen.nodes.get(self.nodes.available)
+        if node is not None and self.announced.address.encode() in node.value:
             self._own_session = seen.session
             return self._settled()
         return looked(self, seen)
@@ -195,7 +195,7 @@ def a_registration_leans_on_an_old_session() -> Iterator[None]:
 @caught_by(f"{_REGISTRATION}::test_another_incarnation_under_the_name_is_waited_out_or_refused")
 def any_registration_under_the_name_is_taken_over() -> Iterator[None]:
     """#2612: two incarnations push each other out, and neither says so."""
-    with patch.object(Registration, "_check_own", lambda *_: None):
+    with patch.object(Announcement, "require_own", lambda *_, **__: None):
         yield
 
 

@@ -206,7 +206,7 @@ class Proxy:
     def _check_bounds(self) -> None:
         """I9: what it holds for its clients stays within its limits."""
         config = self.config
-        for wake in (wake for log in self.owner._logs.values() for wake in log._streams):
+        for wake in (wake for log in self.owner._logs.values() for wake in log.streams.open):
             acks = wake.__self__._machine._acks  # type: ignore[attr-defined]
             records, _, size_bytes = acks._pending[-1] if acks._pending else (0, 0, 0)
             require(
@@ -246,7 +246,7 @@ class Proxy:
             "bytes of streams": self.puts._budget._taken,
             "bytes of rings": self.reads.followed.budget.size_bytes,
             "followed logs": len(self.reads.followed),
-            "streams": sum(len(log._streams) for log in self.owner._logs.values()),
+            "streams": sum(len(log.streams) for log in self.owner._logs.values()),
         }
         found = {what: count for what, count in left.items() if count}
         require(BOUNDED, holds=not found, message=f"{self.location} is left with {found}")

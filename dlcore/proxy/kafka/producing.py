@@ -177,8 +177,8 @@ class Producing:
         wake = released.set
         with ExitStack() as holding:
             holding.enter_context(self._puts.counted(name, account))
-            log.join(wake)
-            holding.callback(log.leave, wake)
+            log.streams.join(wake)
+            holding.callback(log.streams.leave, wake)
             try:
                 mark = await self._mark(name, log, batch)
                 limits = self._puts.limits(Holder(name, account), self._rates_of(name, account))

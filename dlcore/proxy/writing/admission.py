@@ -113,7 +113,7 @@ class Limits:
         except BaseException:
             self.budget.give(self.holder, size_bytes)
             raise
-        log.accepted_bytes += size_bytes
+        log.room.accepted_bytes += size_bytes
         figures = self.figures
         figures.records += accepted.fresh
         figures.size_bytes += size_bytes
@@ -161,9 +161,9 @@ class Limits:
         """Wait for the log, then take memory: a batch that waits for its log holds no memory."""
         holder, budget = self.holder, self.budget
         while True:
-            with log.waiting():
+            with log.room.waiting():
                 await log.writer.wait_for_capacity()
-            await budget.take(holder, size_bytes, log.waiting)
+            await budget.take(holder, size_bytes, log.room.waiting)
             if log.writer.has_capacity:
                 return
             budget.give(holder, size_bytes)
@@ -191,11 +191,11 @@ async def receive(context: Context, log: OwnedLog) -> PutMessage | None:
     If the log has no room, only few of its streams receive at once, so that waiting messages
     stay with the clients and take no memory here.
     """
-    if log.has_room and not log.reading_turns.locked():
+    if log.room.is_free and not log.room.reading_turns.locked():
         return await read_message(context)
     async with side_tasks() as tasks:
-        async with log.reading_turns:
-            await log.wait_for_room()
+        async with log.room.reading_turns:
+            await log.room.wait_free()
             reading = tasks.start(read_message(context), name="reading a stream")
             await asyncio.wait([reading], timeout=_SOON_S)
         return await reading

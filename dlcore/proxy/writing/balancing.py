@@ -118,8 +118,8 @@ class Balancing:
                 OwnedState(
                     name=name,
                     home=home,
-                    accepted_bytes=log.accepted_bytes,
-                    is_open=log.is_open,
+                    accepted_bytes=log.room.accepted_bytes,
+                    is_open=bool(log.streams),
                     stays=is_new and home in log.unreached,
                 )
             )
@@ -137,7 +137,7 @@ class Balancing:
         for effect in effects:
             match effect:
                 case TellLoad():
-                    await self._membership.tell_load(effect.load)
+                    await self._membership.presence.tell_load(effect.load)
                 case AskLoads():
                     loads = await self._membership.loads_of(effect.locations)
                     told = LoadsTold(now_s=self._loop.time(), loads=loads)

@@ -220,7 +220,7 @@ class Forwarding:
         *request: bytes,
         timeout_s: float | None = None,
     ) -> Any:
-        here = Forwarder(self._membership.location, self._membership.secret, caller)
+        here = Forwarder(self._membership.location, self._membership.presence.secret, caller)
         return self._channels.call(
             location, kind, method, *request, metadata=here.metadata(), timeout=timeout_s
         )

@@ -88,63 +88,28 @@ def _while_owned(
     return verified
 
 
-class OwnedLog:
-    """One log from its acquisition to its release.
+class LogRoom:
+    """Whether the streams to a log may receive more: while it takes records, and none waits."""
 
-    Each stream registers a callback that wakes it.  `ending` is the reason why no more records are
-    accepted, None while they are.  With `is_lost` no more records are acknowledged either.
-    """
-
-    def __init__(
-        self,
-        writer: DirectWriter,
-        clock: Clock,
-        producers: Producers[asyncio.Future[DLSN]],
-    ) -> None:
-        self.writer = writer
-        self._clock = clock
-        self._producers = producers
+    def __init__(self, writer: DirectWriter) -> None:
         self.reading_turns = asyncio.Semaphore(READING_MAX)
+        self.accepted_bytes = 0
+        """Bytes accepted since the log's acquisition; the number only grows."""
+        self._writer = writer
         self._waiting = 0
         self._none_waits = asyncio.Event()
         self._none_waits.set()
-        self._conditional = asyncio.Lock()
-        self._loop = asyncio.get_running_loop()
-        self._streams: dict[Callable[[], None], None] = {}  # an ordered set
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self.idle_since_s = self._loop.time()
-        self.accepted_bytes = 0
-        """Bytes accepted since the acquisition; the number only grows."""
-        self.acquired_at_s = self._loop.time()
-        self.unreached: frozenset[str] = frozenset()
-        """Proxies that the first client did not reach, which may be why the log is here."""
-        self.ending: DLError | None = None
-        self.is_lost = False
-
-    def __repr__(self) -> str:
-        return f"<OwnedLog {self.writer.log_name!r} streams={len(self._streams)}>"
 
     @property
-    def name(self) -> str:
-        """The log's name."""
-        return self.writer.log_name
+    def is_free(self) -> bool:
+        """Whether the writer has capacity, and no message waits."""
+        return self._writer.has_capacity and not self._waiting
 
-    @property
-    def log_id(self) -> str:
-        """The log's identity."""
-        return self.writer.log_id
-
-    @property
-    def has_room(self) -> bool:
-        """Whether streams may receive more: the writer has capacity, and no message waits."""
-        return self.writer.has_capacity and not self._waiting
-
-    async def wait_for_room(self) -> None:
-        """Wait until `has_room`."""
-        while not self.has_room:
+    async def wait_free(self) -> None:
+        """Wait until `is_free`."""
+        while not self.is_free:
             await self._none_waits.wait()
-            await self.writer.wait_for_capacity()
+            await self._writer.wait_for_capacity()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -158,26 +123,86 @@ class OwnedLog:
             if not self._waiting:
                 self._none_waits.set()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a stream to the log is open."""
-        return bool(self._streams)
+
+class OpenStreams:
+    """The streams to a log that are open, and since when there is none.
+
+    Each stream registers a callback that wakes it when the log is released.
+    """
+
+    def __init__(self) -> None:
+        self.idle_since_s = _now_s()
+        self.open: dict[Callable[[], None], None] = {}
+        """An ordered set."""
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self.open)
 
     def idle_s(self) -> float:
         """Return the seconds for which no stream was open."""
-        return 0.0 if self._streams else self._loop.time() - self.idle_since_s
+        return 0.0 if self.open else _now_s() - self.idle_since_s
 
     def join(self, wake: Callable[[], None]) -> None:
-        """Add a stream; `wake` is called when the log is being released."""
-        self._streams[wake] = None
+        """Add a stream."""
+        self.open[wake] = None
         self._empty.clear()
 
     def leave(self, wake: Callable[[], None]) -> None:
         """Remove a stream that has ended."""
-        self._streams.pop(wake, None)
-        self.idle_since_s = self._loop.time()
-        if not self._streams:
+        self.open.pop(wake, None)
+        self.idle_since_s = _now_s()
+        if not self.open:
             self._empty.set()
+
+    def wake(self) -> None:
+        """Wake all."""
+        for wake in list(self.open):
+            wake()
+
+    async def wait_left(self) -> None:
+        """Wait until no stream is left."""
+        await self._empty.wait()
+
+
+class OwnedLog:
+    """One log from its acquisition to its release.
+
+    `ending` is the reason why no more records are accepted, None while they are.  With `is_lost` no
+    more records are acknowledged either.
+    """
+
+    def __init__(
+        self,
+        writer: DirectWriter,
+        clock: Clock,
+        producers: Producers[asyncio.Future[DLSN]],
+    ) -> None:
+        self.writer = writer
+        self._clock = clock
+        self._producers = producers
+        self.room = LogRoom(writer)
+        self.streams = OpenStreams()
+        self._conditional = asyncio.Lock()
+        self.acquired_at_s = _now_s()
+        self.unreached: frozenset[str] = frozenset()
+        """Proxies that the first client did not reach, which may be why the log is here."""
+        self.ending: DLError | None = None
+        self.is_lost = False
+
+    def __repr__(self) -> str:
+        return f"<OwnedLog {self.writer.log_name!r} streams={len(self.streams)}>"
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self.writer.log_name
+
+    @property
+    def log_id(self) -> str:
+        """The log's identity."""
+        return self.writer.log_id
 
     def end(self, error: DLError, *, is_lost: bool = False) -> None:
         """Accept no more records, for the reason `error`.
@@ -188,12 +213,7 @@ class OwnedLog:
         if self.ending is None or (is_lost and not self.is_lost):
             self.ending = error
         self.is_lost |= is_lost
-        for wake in list(self._streams):
-            wake()
-
-    async def wait_left(self) -> None:
-        """Wait until no stream is left."""
-        await self._empty.wait()
+        self.streams.wake()
 
     def check(self, schema: pa.Schema) -> None:
         """Raise if batches of this schema cannot be written to a byte log.
@@ -368,3 +388,7 @@ def _known(found: InFlight[asyncio.Future[DLSN]] | Durable) -> Accepted:
     answer: asyncio.Future[DLSN | None] = asyncio.get_running_loop().create_future()
     answer.set_result(found.dlsn)
     return Accepted(answer, 1)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -320,10 +320,10 @@ class LogOwner:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 for log in logs:
-                    await log.wait_left()
+                    await log.streams.wait_left()
 
     def _busiest_first(self) -> list[str]:
-        return sorted(self._ownership.owned(), key=lambda name: self._logs[name].idle_s())
+        return sorted(self._ownership.owned(), key=lambda name: self._logs[name].streams.idle_s())
 
     async def undrain(self) -> None:
         """Acquire logs again, after a finished `drain`.  Raises: MetadataError."""
@@ -428,7 +428,7 @@ class LogOwner:
         while True:
             await asyncio.sleep(after_s / 4)
             for name in self._ownership.owned():
-                if self._logs[name].idle_s() >= after_s and self._ownership.release(name):
+                if self._logs[name].streams.idle_s() >= after_s and self._ownership.release(name):
                     logger.info("log=%s is idle", name)
                     self._change(name, self._close)
 

@@ -87,7 +87,7 @@ class ProducerStream:
 
         Raises: the error with which it ends.
         """
-        self._log.join(self._on_release)
+        self._log.streams.join(self._on_release)
         async with side_tasks() as tasks:
             tasks.start(self._take(), name="taking a stream")
             try:
@@ -98,7 +98,7 @@ class ProducerStream:
                 while await self._reply(await self._replies.get()):
                     pass
             finally:
-                self._log.leave(self._on_release)
+                self._log.streams.leave(self._on_release)
                 if self._parting is not None:
                     self._parting.cancel()
 

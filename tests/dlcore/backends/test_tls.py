@@ -136,7 +136,7 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
             await first.told_all()
         assert [each.payload for each in await records(served)] == [b"a"]
         for server in served.servers:
-            assert server.reads._membership.secret not in caplog.text
+            assert server.reads._membership.presence.secret not in caplog.text
 
     with caplog.at_level(logging.DEBUG):
         with_proxies("clicks")(scenario)

@@ -444,7 +444,7 @@ def test_limits_of_clients_count_those_for_whom_a_proxy_calls(
         )
         told = (*forged, ("dlog-forwarded-for-bin", b"user:somebody"))
         assert await is_refused(put(owner, *told), log) == "host '127.0.0.1' has 1 streams open"
-        secret = served.servers[0].reads._membership.secret
+        secret = served.servers[0].reads._membership.presence.secret
         proved = (*told[:1], ("dlog-forwarder-secret", secret), told[2])
         stream = put(owner, *proved)
         await stream.begin(log)

@@ -67,10 +67,10 @@ def test_one_that_cannot_vanish_goes_with_its_session(
             leaving = Membership(store, cluster.paths, "grpc://here:1")
             await leaving.join()
             store.before_each("delete", broken)
-            await leaving._vanish()
+            await leaving.presence._vanish()
             store.disarm()
             await leaving.leave()
-            await leaving._vanish()
+            await leaving.presence._vanish()
             await leaving.aclose()
         (told,) = caplog.messages[-1:]
         assert "goes with the session: no answer; " in told
@@ -152,27 +152,29 @@ def test_a_call_is_known_by_the_secret_of_the_process_that_lives() -> None:
             here = Membership(store, cluster.paths, "grpc://here:1")
             await here.join()
             there = Membership(cluster.stores["b"], cluster.paths, "grpc://there:1")
-            assert not await here.proves(there.location, there.secret), "it is not live yet"
+            assert not await here.proves(there.location, there.presence.secret), (
+                "it is not live yet"
+            )
             await there.join()
             await until(lambda: there.location in here.live)
-            for secret in ("", "x", "é", here.secret, there.secret[:-1]):
+            for secret in ("", "x", "é", here.presence.secret, there.presence.secret[:-1]):
                 assert not await here.proves(there.location, secret)
-            assert await here.proves(there.location, there.secret)
+            assert await here.proves(there.location, there.presence.secret)
             store.before_each("get_many", broken)
-            assert await here.proves(there.location, there.secret), "it was read before"
+            assert await here.proves(there.location, there.presence.secret), "it was read before"
             with pytest.raises(MetadataConnectionError):
                 await here.proves(there.location, "x")
             store.disarm()
-            await there.tell_load(ProxyLoad(logs=1, room=2, bytes_per_s=3))
-            assert await here.proves(there.location, there.secret)
+            await there.presence.tell_load(ProxyLoad(logs=1, room=2, bytes_per_s=3))
+            assert await here.proves(there.location, there.presence.secret)
             await there.leave()
             await until(lambda: there.location not in here.live)
-            assert not await here.proves(there.location, there.secret)
+            assert not await here.proves(there.location, there.presence.secret)
             again = Membership(cluster.stores["b"], cluster.paths, there.location)
             await again.join()
             await until(lambda: there.location in here.live)
-            assert not await here.proves(there.location, there.secret)
-            assert await here.proves(there.location, again.secret)
+            assert not await here.proves(there.location, there.presence.secret)
+            assert await here.proves(there.location, again.presence.secret)
             for each in (here, there, again):
                 await each.aclose()
 
@@ -202,7 +204,7 @@ def test_addresses_for_clients_of_kafka() -> None:
                 await each.join()
             await until(lambda: here.live == there.live and len(here.live) == 2)
             expected = {"grpc://here:1": ("::1", 9092)}
-            await here.tell_load(ProxyLoad(logs=1, room=1, bytes_per_s=1))
+            await here.presence.tell_load(ProxyLoad(logs=1, room=1, bytes_per_s=1))
             assert await here.kafka_addresses() == await there.kafka_addresses() == expected
             await here.leave()
             assert await here.kafka_addresses() == expected
