@@ -30,7 +30,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -135,7 +135,7 @@ class RealFile:
             or self._recent is None
             or self._is_closed
             or size > _INLINE_BYTES_MAX
-            or (disk.can_allocate and self._size + size > self._allocated - BLOCK_BYTES)
+            or (disk.can.allocate and self._size + size > self._allocated - BLOCK_BYTES)
         ):
             return False
         try:
@@ -238,7 +238,7 @@ class RealFile:
 
     def _start_recent(self, offset: int) -> RecentBytes:
         """Prepare appends from `offset` on: open for direct writes, and load the last block."""
-        if self._disk.is_direct and self._direct < 0:
+        if self._disk.can.write_directly and self._direct < 0:
             flags = os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
             self._direct = os.open(self._path, flags)
         block = bytearray(offset % BLOCK_BYTES)
@@ -313,6 +313,16 @@ class _Rings:
     def give(self, ring: mmap.mmap) -> None:
         """Take memory back."""
         self._free = self._free or ring
+
+
+class Capabilities(NamedTuple):
+    """The work that the file system of a disk can do; nothing, before it is known."""
+
+    allocate: bool = False
+    """Space can be preallocated."""
+    write_directly: bool = False
+    """Direct writes are coherent with the page cache."""
+    is_known: bool = False
 
 
 class RealDisk:
@@ -455,7 +465,7 @@ class RealDisk:
 
         Returns: the end of what is allocated; `start` if nothing is, and the write allocates.
         """
-        if not self.can_allocate:
+        if not self.can.allocate:
             return start
         # Fewer bytes ahead, or none, on a disk that is nearly full.
         free_bytes = self.space().free_bytes - self._held_bytes
@@ -470,8 +480,8 @@ class RealDisk:
 
     def _try_out(self) -> None:
         """Find out what the file system can do; if it is full, it is tried again later."""
-        self._found = capabilities(self._directory)
-        self.can_allocate, self.is_direct = self._found or (False, False)
+        found = capabilities(self._directory)
+        self.can = Capabilities() if found is None else Capabilities(*found, is_known=True)
 
     def _open(self, name: str, *, size: int = sys.maxsize) -> RealFile:
         path = self._directory / name
@@ -483,7 +493,7 @@ class RealDisk:
 
     def _create(self, path: Path, content: Sequence[BytesLike]) -> None:
         """Create a file; if it reuses a spare, old bytes of the spare follow the content."""
-        if self._found is None:
+        if not self.can.is_known:
             self._try_out()
         data = b"".join(content)
         spare = self._spares.unused({file.inode for file in list(self._files)})
@@ -516,7 +526,7 @@ class RealDisk:
             if not path.exists():
                 continue
             free_bytes = self.space().free_bytes - self._held_bytes
-            if not (self.can_allocate and self._spares.keep(path, free_bytes=free_bytes)):
+            if not (self.can.allocate and self._spares.keep(path, free_bytes=free_bytes)):
                 path.unlink()
         sync_directory(self._directory)
 

@@ -250,12 +250,14 @@ class BatchEnd:
 class Ack:
     """The first `records` records of the stream are durable; `dlsn` is the last position, if known.
 
-    `ends` has the batches since the last acknowledgement, if the client wants positions.
+    `ends` has the batches since the last acknowledgement, if the client wants positions, and
+    `throttled_s` is for how long limits of rates delayed batches since then.
     """
 
     records: int
     dlsn: DLSN | None
     ends: tuple[BatchEnd, ...] = ()
+    throttled_s: float = 0.0
 
 
 class StreamAcks:
@@ -271,6 +273,7 @@ class StreamAcks:
         self._pending_bytes = 0
         self._durable: Ack | None = None
         self._told = 0
+        self._throttled_s = 0.0  # since the last acknowledgement
 
     def __repr__(self) -> str:
         durable = 0 if self._durable is None else self._durable.records
@@ -296,6 +299,10 @@ class StreamAcks:
         self._pending_records += records
         self._pending_bytes += size_bytes
 
+    def throttled(self, after_s: float) -> None:
+        """Note that limits of rates delayed the last batch for so long."""
+        self._throttled_s += after_s
+
     def durable(self, dlsn: DLSN | None) -> None:
         """Note that the oldest batch is durable; its last record is at `dlsn`, if known."""
         records, fresh, size_bytes = self._pending.popleft()
@@ -315,10 +322,11 @@ class StreamAcks:
         if ack is None or ack.records == self._told:
             return None
         self._told = ack.records
+        throttled_s, self._throttled_s = self._throttled_s, 0.0
         if self._ends is None:
-            return ack
+            return Ack(ack.records, ack.dlsn, (), throttled_s)
         ends, self._ends = tuple(self._ends), []
-        return Ack(ack.records, ack.dlsn, ends)
+        return Ack(ack.records, ack.dlsn, ends, throttled_s)
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -336,6 +344,60 @@ class _Waiting(NamedTuple):
     mark: Mark | None
 
 
+class _Numbering:
+    """The sequences of a stream's records; without a producer there are none."""
+
+    def __init__(self, producer: str | Claim | None) -> None:
+        self.producer = producer
+        """The producer as the client named it."""
+        self._claim: Claim | None = None
+        self._next = 0
+        self._has_begun = False
+
+    def begin(self, claim: Claim, last: int) -> None:
+        """Go on behind the producer's durable record `last` (-1: none)."""
+        self._claim, self._next = claim, last + 1
+
+    def mark_of(self, told: int | None, count: int) -> Mark | None:
+        """Return the claim and first sequence of a batch; they continue those of the last batch.
+
+        `told` is the first sequence by the client's word, if it gives one.
+
+        Raises:
+            SequenceGapError: it does not follow.
+        """
+        if self._claim is None:
+            return None
+        if told is not None and told != self._next and self._has_begun:
+            raise SequenceGapError(
+                f"producer {self._claim.name!r}: sequence {told} does not follow in this stream, "
+                f"expected {self._next}",
+                expected=self._next,
+            )
+        mark = Mark(self._claim, self._next if told is None else told)
+        self._next = mark.first + count
+        self._has_begun = True
+        return mark
+
+
+class _Reasons:
+    """The errors for which a stream may end before its client ends it."""
+
+    def __init__(self) -> None:
+        self.refusal: DLError | None = None
+        """The error of a message that was refused."""
+        self.ending: DLError | None = None
+        """The reason why the log takes no more."""
+        self.is_lost = False
+        """Whether nothing more becomes durable."""
+        self.has_dropped = False
+        """Whether messages were dropped that came during the log's release."""
+
+    def last_word(self) -> DLError | None:
+        """Return the error of a stream that ends when all accepted records are durable."""
+        return self.refusal or (self.ending if self.has_dropped else None)
+
+
 class ProducerServer(Machine[ServerState]):
     """One stream to a log that the proxy owns.
 
@@ -351,7 +413,6 @@ class ProducerServer(Machine[ServerState]):
         self.state = TRANSITIONS.start
         self._decoder = decoder
         self._ready = ready
-        self._producer = target.producer
         expected = target.expected
         self._expected = DLSN.parse(expected) if isinstance(expected, str) else expected
         self._acks = StreamAcks(
@@ -359,17 +420,11 @@ class ProducerServer(Machine[ServerState]):
             window_bytes=ready.window_bytes,
             positions=target.positions,
         )
-        self._claim: Claim | None = None
-        self._sequence = 0  # the next record's sequence, with a claim
-        self._has_numbered = False
+        self._numbering = _Numbering(target.producer)
         self._is_taking = False  # a RECEIVE, AwaitEnd or Write is under way
         self._waiting: _Waiting | None = None
         self._is_replying = False  # a Reply is under way
-        self._throttled_s = 0.0  # since the last acknowledgement
-        self._refusal: DLError | None = None
-        self._ending: DLError | None = None
-        self._is_lost = False
-        self._has_dropped = False  # messages that came during the log's release
+        self._reasons = _Reasons()
 
     def __repr__(self) -> str:
         return f"<ProducerServer {self.state.name} {self._acks!r}>"
@@ -387,7 +442,7 @@ class ProducerServer(Machine[ServerState]):
             case Signal():
                 return self._signalled(event)
             case Begun(claim, last):
-                self._claim, self._sequence = claim, last + 1
+                self._numbering.begin(claim, last)
                 return self._begun(
                     msgspec.structs.replace(self._ready, producer=claim, sequence=last)
                 )
@@ -408,17 +463,17 @@ class ProducerServer(Machine[ServerState]):
             case Signal.ALL_SENT:
                 return self._all_sent()
             case Signal.BEGIN:
-                producer = self._producer
+                producer = self._numbering.producer
                 return self._begun(self._ready) if producer is None else [BeginProducer(producer)]
             case Signal.PARTING_OVER:
-                return self._end(self._ending) if self.state is _PARTING else []
+                return self._end(self._reasons.ending) if self.state is _PARTING else []
             case _:
                 assert_never(signal)
 
     def _begun(self, ready: Ready) -> Sequence[Effect]:
         if self.state is _ENDED:
             return []
-        self._become(_TAKING if self._ending is None else _DRAINING)
+        self._become(_TAKING if self._reasons.ending is None else _DRAINING)
         return [self._reply(PutReply(ready=ready)), *self._receive()]
 
     # Messages
@@ -441,13 +496,13 @@ class ProducerServer(Machine[ServerState]):
                 )
             )
         if self.state is not _TAKING:
-            self._has_dropped = True
+            self._reasons.has_dropped = True
             return self._receive()
         try:
             batch = self._decoder.decode(message)
             if not batch.num_rows:
                 return self._receive()
-            mark = self._mark_of(message, batch.num_rows)
+            mark = self._numbering.mark_of(sequence_of(message), batch.num_rows)
         except DLError as error:
             return self._refuse(error)
         self._waiting = waiting = _Waiting(batch, len(message.body), mark)
@@ -456,35 +511,20 @@ class ProducerServer(Machine[ServerState]):
             return [Write(*waiting, self._expected)]
         return [AwaitEnd(waiting.size_bytes)]
 
-    def _mark_of(self, message: PutMessage, count: int) -> Mark | None:
-        """Return the claim and first sequence of a batch; they continue those of the last batch."""
-        if self._claim is None:
-            return None
-        told = sequence_of(message)
-        if told is not None and told != self._sequence and self._has_numbered:
-            raise SequenceGapError(
-                f"producer {self._claim.name!r}: sequence {told} does not follow in this stream, "
-                f"expected {self._sequence}",
-                expected=self._sequence,
-            )
-        mark = Mark(self._claim, self._sequence if told is None else told)
-        self._sequence = mark.first + count
-        self._has_numbered = True
-        return mark
-
     def _all_sent(self) -> Sequence[Effect]:
         waiting = self._waiting
         if waiting is not None and self.state is _TAKING:
             return [Write(*waiting, self._expected)]
         self._is_taking = False
         if waiting is not None:
-            self._waiting, self._has_dropped = None, True
+            self._waiting, self._reasons.has_dropped = None, True
         return self._settle()
 
     def _accepted(self, fresh: int, throttled_s: float) -> Sequence[Effect]:
         assert self._waiting is not None
-        self._acks.accepted(self._waiting.batch.num_rows, self._waiting.size_bytes, fresh=fresh)
-        self._throttled_s += throttled_s
+        waiting = self._waiting
+        self._acks.accepted(waiting.batch.num_rows, waiting.size_bytes, fresh=fresh)
+        self._acks.throttled(throttled_s)
         self._waiting, self._is_taking = None, False
         return self._receive()
 
@@ -493,8 +533,10 @@ class ProducerServer(Machine[ServerState]):
         if self._waiting is not None:
             self._waiting = None
             is_closed = isinstance(error, AlreadyClosedError)
-            if self._ending is not None and (is_closed or error is self._ending):
-                self._has_dropped = True  # the log was released in order while the batch waited
+            if self._reasons.ending is not None and (is_closed or error is self._reasons.ending):
+                self._reasons.has_dropped = (
+                    True  # the log was released in order while the batch waited
+                )
                 return self._receive()
             if isinstance(error, (WriteError, AlreadyClosedError)):
                 return self._lose(error)
@@ -515,21 +557,20 @@ class ProducerServer(Machine[ServerState]):
         if ack is not None:
             return [self._reply(self._acknowledgement(ack))]
         if self.state is _SETTLING and acks.is_settled:
-            return self._end(self._refusal or (self._ending if self._has_dropped else None))
+            return self._end(self._reasons.last_word())
         if self.state is _DRAINING and acks.is_settled:
             self._become(_PARTING)
-            ending = self._ending
+            ending = self._reasons.ending
             location = ending.location if isinstance(ending, LogElsewhereError) else None
             return [self._reply(PutReply(draining=Draining(location))), After(PARTING_S)]
         return []
 
     def _acknowledgement(self, ack: Ack) -> PutReply:
-        throttled_ms, self._throttled_s = math.ceil(self._throttled_s * 1000), 0.0
         return PutReply(
             acked=ack.records,
             dlsn=_text(ack.dlsn),
             ends=[End(each.records, _text(each.dlsn), each.together) for each in ack.ends],
-            throttled_ms=throttled_ms,
+            throttled_ms=math.ceil(ack.throttled_s * 1000),
         )
 
     def _settle(self) -> Sequence[Effect]:
@@ -544,18 +585,18 @@ class ProducerServer(Machine[ServerState]):
         _forget_frames(error)
         if self.state is _BEGINNING:
             return self._end(error)
-        self._refusal = error
+        self._reasons.refusal = error
         return self._settle()
 
     def _lose(self, error: DLError) -> Sequence[Effect]:
-        if self._is_lost:
+        if self._reasons.is_lost:
             return []
-        self._is_lost = True
+        self._reasons.is_lost = True
         return [LoseLog(error)]
 
     def _log_ending(self, error: DLError, *, is_lost: bool) -> Sequence[Effect]:
-        self._ending = error
-        self._is_lost |= is_lost
+        self._reasons.ending = error
+        self._reasons.is_lost |= is_lost
         if is_lost:
             return [] if self.state is _ENDED else self._end(error)
         if self.state is not _TAKING:
@@ -571,14 +612,14 @@ class ProducerServer(Machine[ServerState]):
         """Assert all that holds between two events; tests call it after each."""
         state = self.state
         self._acks.validate()
-        assert state is not _TAKING or self._ending is None
-        assert state not in (_DRAINING, _PARTING) or self._ending is not None
-        is_held_up = self._is_lost or not self._acks.has_room
+        assert state is not _TAKING or self._reasons.ending is None
+        assert state not in (_DRAINING, _PARTING) or self._reasons.ending is not None
+        is_held_up = self._reasons.is_lost or not self._acks.has_room
         assert self._is_taking or state is not _TAKING or is_held_up
         assert self._is_taking or state not in (_DRAINING, _PARTING)
         assert not self._is_taking or state is not _SETTLING
         assert self._waiting is None or self._is_taking
-        assert self._refusal is None or state in (_SETTLING, _ENDED)
+        assert self._reasons.refusal is None or state in (_SETTLING, _ENDED)
 
 
 def _text(dlsn: DLSN | None) -> str | None:

@@ -251,7 +251,7 @@ def test_a_short_write_goes_on_aligned(tmp_path: Path, monkeypatch: pytest.Monke
         try:
             await file.append([data])
         except BookieStorageError:
-            assert disk.is_direct
+            assert disk.can.write_directly
             assert not allowed
         else:
             # Direct writes need no alignment on tmpfs: there, too, such a write may go on.
@@ -296,9 +296,9 @@ def test_a_full_file_system_is_tried_out_once_it_has_room(
             patched.setattr(os if call == "open" else file_calls, call, full)
             disk = RealDisk(tmp_path)
             (await disk.create("first", [b"first"])).close()
-            assert (disk.can_allocate, disk.is_direct) == (False, False)
+            assert (disk.can.allocate, disk.can.write_directly) == (False, False)
         (await disk.create("second", [b"second"])).close()
-        assert (disk.can_allocate, disk.is_direct) == file_calls.capabilities(tmp_path)
+        assert (disk.can.allocate, disk.can.write_directly) == file_calls.capabilities(tmp_path)
         await disk.aclose()
 
     asyncio.run(main())
@@ -322,11 +322,11 @@ def test_spares_are_given_up_when_the_disk_is_full(
             (await disk.create(name, [bytes(10_000)])).close()
         file = await disk.create("log", [b"head"])
         await disk.recycle(["a", "b", "c", "d"])
-        assert len(spares_of(tmp_path)) == (2 if disk.can_allocate else 0)
+        assert len(spares_of(tmp_path)) == (2 if disk.can.allocate else 0)
         monkeypatch.setattr(real_disk, "fallocate", full_with_spares)
         await file.append([b"x"])
         assert spares_of(tmp_path) == []
-        assert disk.open("log").size > (2 * BLOCK_BYTES if disk.can_allocate else 5)
+        assert disk.open("log").size > (2 * BLOCK_BYTES if disk.can.allocate else 5)
         await disk.aclose()
 
     asyncio.run(main())

@@ -59,8 +59,8 @@ def _appender(machine: LedgerAppender) -> str:
 def _recovery(machine: LedgerRecovery) -> str:
     state = machine.state.name.lower().replace("_", " ")
     if machine.state is RecoveryState.FENCING:
-        return f"{state} with errors" if machine._fence_errors else state
-    current = machine._reads.get(machine._next_entry)
+        return f"{state} with errors" if machine._fences.errors else state
+    current = machine._reads.open.get(machine._next_entry)
     if machine.state is RecoveryState.READING and current is not None and current.unknown:
         return f"{state}, some unknown"
     return state

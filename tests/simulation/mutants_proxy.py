@@ -102,7 +102,7 @@ def streams_end_well_without_what_they_dropped() -> Iterator[None]:
     handle = ProducerServer.handle
 
     def keep_silent(self: ProducerServer, event: Event) -> Sequence[Effect]:
-        self._has_dropped &= event is not Signal.ALL_SENT
+        self._reasons.has_dropped &= event is not Signal.ALL_SENT
         return handle(self, event)
 
     with patch.object(ProducerServer, "handle", keep_silent):

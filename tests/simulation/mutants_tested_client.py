@@ -157,7 +157,7 @@ def a_recovery_decides_out_of_order() -> Iterator[None]:
     missing = LedgerRecovery._missing
 
     def jump(self: LedgerRecovery, entry_id: int, position: int) -> Any:
-        read = self._reads.get(entry_id)
+        read = self._reads.open.get(entry_id)
         noes_needed = self._quorum.write_quorum_size - self._quorum.ack_quorum_size + 1
         if read is not None and len({*read.noes, position}) >= noes_needed:
             self._next_entry = max(self._next_entry, entry_id)

@@ -245,7 +245,7 @@ def each_stream_of_an_incarnation_counts_from_its_base() -> Iterator[None]:
     def anew(self: ProducerServer, event: Event) -> Sequence[Effect]:
         effects = handle(self, event)
         if isinstance(event, Begun):
-            self._sequence = event.claim.base
+            self._numbering.begin(event.claim, event.claim.base - 1)
         return effects
 
     with patch.object(ProducerServer, "handle", anew):

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
@@ -278,6 +278,68 @@ def closed_over(
     return closed.closed(last_entry_id=last_entry_id, length_bytes=length_bytes)
 
 
+class _Fences:
+    """The answers of the bookies that are asked to fence the ledger, by their positions."""
+
+    def __init__(self) -> None:
+        self.lacs: dict[int, int] = {}
+        """The LACs of those that fenced it."""
+        self.errors: dict[int, DLError] = {}
+
+    def claim(self, floor: int) -> _Claim:
+        """Return the LACs to judge; a ledger's last ensemble begins behind the entry `floor`."""
+        heard = sorted((max(lac, floor) for lac in self.lacs.values()), reverse=True)
+        return _Claim(heard[0], heard[1] if len(heard) > 1 else floor)
+
+
+class _Before:
+    """The bytes of the ledger before the first entry that is not decided, as far as known."""
+
+    def __init__(self) -> None:
+        self.anchor: int | None = None
+        """The entry before the first one, until it is read: it has the count."""
+        self.size_bytes: int | None = None
+
+
+class _Reads:
+    """The entries that are read, each from its write set, and up to which.
+
+    Entries are read ahead of the first one that is not decided, at most so many.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, ahead_max: int) -> None:
+        self.open: dict[int, _Read] = {}
+        """Those without a decision."""
+        self.next = 0
+        """The entry that is read next."""
+        self.ahead_max = ahead_max
+        self._quorum = metadata.quorum
+        self._bookies = metadata.last_ensemble.bookies
+
+    def begin(self, entry_id: int) -> list[Effect]:
+        """Read one entry."""
+        self.open[entry_id] = _Read()
+        return [
+            ReadEntry(entry_id=entry_id, position=position, bookie=self._bookies[position])
+            for position in write_set(self._quorum, entry_id)
+        ]
+
+    def up_to(self, last: int) -> list[Effect]:
+        """Read the next entries, up to this one."""
+        effects: list[Effect] = []
+        while self.next <= last:
+            effects += self.begin(self.next)
+            self.next += 1
+        return effects
+
+
+class _Claim(NamedTuple):
+    """The LAC that is checked, and the highest one that a second bookie confirms."""
+
+    lac: int = -1
+    vouched: int = -1
+
+
 class LedgerRecovery(Machine[RecoveryState]):
     """One recovery; `metadata` is the stored value after the move to IN_RECOVERY."""
 
@@ -286,18 +348,13 @@ class LedgerRecovery(Machine[RecoveryState]):
     def __init__(self, metadata: LedgerMetadata, *, read_ahead_max: int = READ_AHEAD_MAX) -> None:
         assert metadata.state is LedgerState.IN_RECOVERY
         self.state = RecoveryState.READY
-        self._ledger_id = metadata.ledger_id
+        self._metadata = metadata
         self._quorum = metadata.quorum
         self._ensemble = metadata.last_ensemble
-        self._read_ahead_max = read_ahead_max
-        self._lacs: dict[int, int] = {}  # the LACs of fenced bookies, by position
-        self._fence_errors: dict[int, DLError] = {}
-        self._reads: dict[int, _Read] = {}
-        self._claim = -1  # the LAC that is checked
-        self._vouched = -1  # the highest LAC that a second bookie confirms
-        self._anchor: int | None = None  # the entry before the first one, until it is read
-        self._bytes_before: int | None = None  # ledger bytes before the first undecided entry
-        self._next_read = 0
+        self._fences = _Fences()
+        self._reads = _Reads(metadata, read_ahead_max)
+        self._claim = _Claim()
+        self._before = _Before()
         self._next_entry = 0  # the first entry that is not decided
         self._written = -1
 
@@ -311,10 +368,10 @@ class LedgerRecovery(Machine[RecoveryState]):
                     for position, bookie in enumerate(self._ensemble.bookies)
                 ]
             case Fenced(position, last_add_confirmed):
-                self._lacs[position] = last_add_confirmed
+                self._fences.lacs[position] = last_add_confirmed
                 return self._after_fence_answer()
             case FenceFailed(position, error):
-                self._fence_errors[position] = error
+                self._fences.errors[position] = error
                 return self._after_fence_answer()
             case Found(entry):
                 return self._found(entry)
@@ -332,75 +389,58 @@ class LedgerRecovery(Machine[RecoveryState]):
     def _after_fence_answer(self) -> list[Effect]:
         if self.state is not RecoveryState.FENCING:
             return []
-        if is_covered(self._quorum, self._lacs.keys()):
+        if is_covered(self._quorum, self._fences.lacs.keys()):
             # Entries of earlier ensembles are acknowledged: an ensemble change starts at LAC + 1.
             floor = self._ensemble.first_entry_id - 1
-            heard = sorted((max(lac, floor) for lac in self._lacs.values()), reverse=True)
-            self._claim, self._vouched = heard[0], heard[1] if len(heard) > 1 else floor
-            if self._claim == self._vouched:
-                return self._begin(self._claim)
+            claim = self._claim = self._fences.claim(floor)
+            if claim.lac == claim.vouched:
+                return self._begin(claim.lac)
             self._become(RecoveryState.CHECKING)
             # If only one bookie answered, the newest entry that it calls confirmed must suffice.
-            first = self._vouched + 1 if len(heard) > 1 else self._claim
-            self._next_entry = self._next_read = first
+            first = claim.vouched + 1 if len(self._fences.lacs) > 1 else claim.lac
+            self._next_entry = self._reads.next = first
             return self._read_claimed()
-        if len(self._lacs) + len(self._fence_errors) < self._quorum.ensemble_size:
+        if len(self._fences.lacs) + len(self._fences.errors) < self._quorum.ensemble_size:
             return []
-        return self._abort("too few bookies fenced it", self._fence_errors)
+        return self._abort("too few bookies fenced it", self._fences.errors)
 
     def _begin(self, start: int) -> list[Effect]:
         """Begin after the entry that counts as the last acknowledged one."""
         self._become(RecoveryState.READING)
-        self._reads.clear()
+        self._reads.open.clear()
         self._written = start
-        self._next_entry = self._next_read = start + 1
+        self._next_entry = self._reads.next = start + 1
         effects: list[Effect] = [StartWriteBack(last_add_confirmed=start)]
         if start == INVALID_ENTRY_ID:
-            self._bytes_before = 0
+            self._before.size_bytes = 0
         elif start >= self._ensemble.first_entry_id:  # an earlier ensemble stores the others
-            self._anchor = start
-            effects += self._read(start)
+            self._before.anchor = start
+            effects += self._reads.begin(start)
         return effects + self._read_ahead()
 
-    def _read(self, entry_id: int) -> list[Effect]:
-        self._reads[entry_id] = _Read()
-        bookies = self._ensemble.bookies
-        return [
-            ReadEntry(entry_id=entry_id, position=position, bookie=bookies[position])
-            for position in write_set(self._quorum, entry_id)
-        ]
-
     def _read_claimed(self) -> list[Effect]:
-        effects: list[Effect] = []
-        last = min(self._claim, self._next_entry + self._read_ahead_max - 1)
-        while self._next_read <= last:
-            effects += self._read(self._next_read)
-            self._next_read += 1
-        return effects
+        ahead = self._next_entry + self._reads.ahead_max - 1
+        return self._reads.up_to(min(self._claim.lac, ahead))
 
     def _read_ahead(self) -> list[Effect]:
-        effects: list[Effect] = []
-        while self._next_read <= self._written + self._read_ahead_max:
-            effects += self._read(self._next_read)
-            self._next_read += 1
-        return effects
+        return self._reads.up_to(self._written + self._reads.ahead_max)
 
     def _found(self, entry: EntryFrame) -> list[Effect]:
-        read = self._reads.get(entry.entry_id)
+        read = self._reads.open.get(entry.entry_id)
         if read is None:
             return []
         read.copies.append(entry)
         return self._decide()
 
     def _missing(self, entry_id: int, position: int) -> list[Effect]:
-        read = self._reads.get(entry_id)
+        read = self._reads.open.get(entry_id)
         if read is None:
             return []
         read.noes.add(position)
         return self._decide()
 
     def _unknown(self, entry_id: int, position: int, error: DLError) -> list[Effect]:
-        read = self._reads.get(entry_id)
+        read = self._reads.open.get(entry_id)
         if read is None:
             return []
         read.unknown[position] = error
@@ -420,17 +460,19 @@ class LedgerRecovery(Machine[RecoveryState]):
         effects: list[Effect] = []
         # A copy decides before the noes: one copy of an unacknowledged entry may be kept, but an
         # acknowledged entry must never be dropped.
-        while (read := self._reads.get(self._next_entry)) is not None:
-            copy = read.copy_after(self._bytes_before, ack_quorum_size=self._quorum.ack_quorum_size)
+        while (read := self._reads.open.get(self._next_entry)) is not None:
+            copy = read.copy_after(
+                self._before.size_bytes, ack_quorum_size=self._quorum.ack_quorum_size
+            )
             if copy is not None:
                 effects.append(WriteBack(entry=copy))
-                self._bytes_before = copy.ledger_bytes
-                del self._reads[self._next_entry]
+                self._before.size_bytes = copy.ledger_bytes
+                del self._reads.open[self._next_entry]
                 self._next_entry += 1
                 continue
             if len(read.noes) >= self._noes_needed:
                 self._become(RecoveryState.WRITING_BACK)
-                self._reads.clear()
+                self._reads.open.clear()
                 return effects + self._finish()
             if read.answers == self._quorum.write_quorum_size:
                 return effects + self._abort(self._problem_of(read), read.unknown)
@@ -442,37 +484,37 @@ class LedgerRecovery(Machine[RecoveryState]):
         if read.copies:
             problem += (
                 f" ({len(read.copies)} copies count {read.copies[0].ledger_bytes} bytes of the "
-                f"ledger and do not follow on the {self._bytes_before} before them)"
+                f"ledger and do not follow on the {self._before.size_bytes} before them)"
             )
         return problem
 
     def _decide_claim(self) -> list[Effect]:
         """Decide whether entries up to a LAC of one bookie alone can have been acknowledged."""
-        while (read := self._reads.get(self._next_entry)) is not None:
+        while (read := self._reads.open.get(self._next_entry)) is not None:
             if len(read.noes) >= self._noes_needed:
-                return self._begin(self._vouched)
+                return self._begin(self._claim.vouched)
             if read.copies:
-                del self._reads[self._next_entry]
+                del self._reads.open[self._next_entry]
                 self._next_entry += 1
                 continue
             if read.answers == self._quorum.write_quorum_size:
-                return self._begin(self._claim)  # unknown: nothing refutes it
+                return self._begin(self._claim.lac)  # unknown: nothing refutes it
             return []
-        if self._next_entry > self._claim:
-            return self._begin(self._claim)
+        if self._next_entry > self._claim.lac:
+            return self._begin(self._claim.lac)
         return self._read_claimed()
 
     def _is_anchored(self) -> bool:
         """Return whether the bytes before the first entry are known, or can never be known."""
-        if self._anchor is None:
+        if self._before.anchor is None:
             return True
-        read = self._reads[self._anchor]
+        read = self._reads.open[self._before.anchor]
         if not read.copies and read.answers < self._quorum.write_quorum_size:
             return False
         if read.copies:
-            self._bytes_before = read.copies[0].ledger_bytes
-        del self._reads[self._anchor]
-        self._anchor = None
+            self._before.size_bytes = read.copies[0].ledger_bytes
+        del self._reads.open[self._before.anchor]
+        self._before.anchor = None
         return True
 
     def _written_back(self, last_entry_id: int) -> list[Effect]:
@@ -495,7 +537,7 @@ class LedgerRecovery(Machine[RecoveryState]):
             return []
         self._become(RecoveryState.ABORTED)
         failure = LedgerRecoveryError(
-            f"ledger {self._ledger_id}: a recovered entry was not written back: {error}"
+            f"ledger {self._metadata.ledger_id}: a recovered entry was not written back: {error}"
         )
         failure.__cause__ = error
         return [AbortRecovery(error=failure)]
@@ -506,29 +548,29 @@ class LedgerRecovery(Machine[RecoveryState]):
             f"{self._ensemble.bookies[position]}: {type(error).__name__}: {error}"
             for position, error in sorted(errors.items())
         )
-        error = LedgerRecoveryError(f"ledger {self._ledger_id}: {problem}: {answers}")
+        error = LedgerRecoveryError(f"ledger {self._metadata.ledger_id}: {problem}: {answers}")
         return [AbortRecovery(error=error)]
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
         size = self._quorum.ensemble_size
-        assert all(0 <= position < size for position in (*self._lacs, *self._fence_errors))
-        assert self._next_entry <= self._next_read
+        assert all(0 <= position < size for position in (*self._fences.lacs, *self._fences.errors))
+        assert self._next_entry <= self._reads.next
         assert all(
-            each == self._anchor or self._next_entry <= each < self._next_read
-            for each in self._reads
+            each == self._before.anchor or self._next_entry <= each < self._reads.next
+            for each in self._reads.open
         )
         match self.state:
             case RecoveryState.READY:
-                assert not self._lacs
-                assert not self._fence_errors
+                assert not self._fences.lacs
+                assert not self._fences.errors
             case RecoveryState.FENCING:
-                assert not self._reads
+                assert not self._reads.open
             case RecoveryState.CHECKING:
-                assert self._vouched < self._claim
+                assert self._claim.vouched < self._claim.lac
             case RecoveryState.WRITING_BACK:
                 assert self._written < self._next_entry - 1
-                assert not self._reads
+                assert not self._reads.open
             case RecoveryState.ENDED:
                 assert self._written == self._next_entry - 1
             case RecoveryState.READING | RecoveryState.ABORTED:

@@ -64,7 +64,6 @@ class Auditor:
         self._config = config
         self._on_publish = on_publish
         self._figures = figures or RecoveryFigures()
-        self._loop = asyncio.get_running_loop()
         self._audit = BookieAudit(lost_bookie_delay_s=config.lost_bookie_delay_s)
         self._shortage = Shortage()
         self._members: set[BookieId] = set()  # of any ledger, at the last scan
@@ -106,16 +105,16 @@ class Auditor:
     async def _audit_once(self) -> float:
         """Look at the bookies, and maybe at all ledgers; return the seconds to the next look."""
         lost, again_s = await self._look()
-        now = self._loop.time()
+        now = _now_s()
         self._published.intersection_update(lost)
         if now >= self._scan_due or not self._published.issuperset(lost):
             await self._scan(lost)
-            self._scan_due = self._loop.time() + self._config.audit_interval_s
+            self._scan_due = _now_s() + self._config.audit_interval_s
             # The scan may have found bookies without a cookie.
             lost, again_s = await self._look()
             if not self._published.issuperset(lost):
                 return _LOOK_S_MIN
-        until_scan_s = max(self._scan_due - self._loop.time(), 0.0)
+        until_scan_s = max(self._scan_due - _now_s(), 0.0)
         due_s = until_scan_s if again_s is None else min(again_s, until_scan_s)
         return max(due_s, _LOOK_S_MIN)
 
@@ -123,11 +122,9 @@ class Auditor:
         infos = await self._context.registry.get_bookies()
         registered = [info.bookie for info in infos]
         if self._shortage.has_eased(sum(not info.read_only for info in infos)):
-            self._scan_due = self._loop.time()
+            self._scan_due = _now_s()
         known = {each.bookie for each in await read_cookies(self._context)}
-        result = self._audit.look(
-            known=known | self._members, registered=registered, now=self._loop.time()
-        )
+        result = self._audit.look(known=known | self._members, registered=registered, now=_now_s())
         self._figures.lost_bookies = len(result.lost)
         return result.lost, result.look_again_s
 
@@ -206,12 +203,12 @@ class Auditor:
         logger.info("full replica check begins ledger=%d", run.next_ledger_id)
         registered: list[BookieId] = []
         listed_at = -math.inf
-        noted_at = self._loop.time()
+        noted_at = _now_s()
         troubles = Troubles()
         async for metadata in self._ledgers(troubles, first=run.next_ledger_id):
             await asyncio.sleep(1 / self._config.check_ledgers_per_s)
-            if self._loop.time() >= listed_at + _REGISTERED_FOR_S:
-                listed_at = self._loop.time()
+            if _now_s() >= listed_at + _REGISTERED_FOR_S:
+                listed_at = _now_s()
                 infos = await self._context.registry.get_bookies()
                 registered = [info.bookie for info in infos]
             is_missing, is_unknown = False, True
@@ -228,8 +225,8 @@ class Auditor:
                 unknown=run.unknown + is_unknown,
                 next_ledger_id=metadata.ledger_id + 1,
             )
-            if self._loop.time() >= noted_at + _NOTED_EVERY_S:
-                noted_at = self._loop.time()
+            if _now_s() >= noted_at + _NOTED_EVERY_S:
+                noted_at = _now_s()
                 progress = await repairs.note_check(CheckProgress(run, progress.version))
         run = replace(run, finished_ms=clock.now_ms())
         await repairs.end_check(CheckProgress(run, progress.version))
@@ -251,3 +248,7 @@ class Auditor:
             not is_sound(metadata) or any(each.missing for each in final),
             any(each.unknown is not None for each in final),
         )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

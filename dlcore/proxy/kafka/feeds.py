@@ -24,6 +24,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class _Slot:
+    """The one message that a feed has, until all of it is taken and the client has it."""
+
+    def __init__(self) -> None:
+        self.left: Sequence[Batch] = ()
+        """The part of it that was not taken."""
+        self._received: asyncio.Future[None] | None = None
+
+    @property
+    def is_outstanding(self) -> bool:
+        """Whether a message came, and all of it was taken."""
+        return self._received is not None and not self.left
+
+    def put(self, message: Sequence[Batch]) -> asyncio.Future[None]:
+        """Take in the next message; return the future of its receipt."""
+        self._received = asyncio.get_running_loop().create_future()
+        self.left = message
+        return self._received
+
+    def take(self, count: int) -> Sequence[Batch]:
+        """Take so many batches."""
+        taken, self.left = self.left[:count], self.left[count:]
+        return taken
+
+    def received(self) -> None:
+        """The client has all that was taken."""
+        if self._received is not None and not self.left and not self._received.done():
+            self._received.set_result(None)
+
+
 class Feed:
     """Record batches of a log from an offset on.
 
@@ -57,8 +87,7 @@ class Feed:
         """The reason why no more will come."""
         self.used_s = steady_s()
         """When it was last asked for records."""
-        self._message: Sequence[Batch] = ()  # what was not taken of it
-        self._received: asyncio.Future[None] | None = None
+        self._slot = _Slot()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -81,7 +110,7 @@ class Feed:
             await deliveries.deliver(self._reading, self._send)
         except ReaderStalledError as error:
             self.error = error
-            if self._received is not None and not self._message:
+            if self._slot.is_outstanding:
                 self._on_stall()  # the connection has the message, and does not take it
         except DLError as error:
             logger.info("feeding log=%s ended: %s", self._reading.log.name, error)
@@ -91,13 +120,12 @@ class Feed:
             self._on_news()
 
     async def _send(self, message: Batches) -> None:
-        self._received = asyncio.get_running_loop().create_future()
-        self._message = message.each
+        received = self._slot.put(message.each)
         self._on_news()
         try:
-            await self._received
+            await received
         finally:
-            self._message = ()
+            self._slot.left = ()
 
     def take(self, bytes_max: int, *, is_first: bool) -> Sequence[Batch]:
         """Take the next batches, as many as fit; one, if it is the first of an answer.
@@ -105,23 +133,21 @@ class Feed:
         `received` must be called once the client has them.
         """
         count = size_bytes = 0
-        for each in self._message:
+        for each in self._slot.left:
             size_bytes += each.size_bytes
             if size_bytes > bytes_max and (count or not is_first):
                 break
             count += 1
             self.offset = each.end
-        taken, self._message = self._message[:count], self._message[count:]
-        return taken
+        return self._slot.take(count)
 
     def received(self) -> None:
         """Let the next message come, if all of this one was taken."""
-        if self._received is not None and not self._message and not self._received.done():
-            self._received.set_result(None)
+        self._slot.received()
 
     def close(self) -> None:
         """Ask for no more records."""
-        self._message = ()
+        self._slot.left = ()
         self.received()
         if self._task is not None:
             self._task.cancel()
