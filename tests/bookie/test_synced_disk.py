@@ -124,7 +124,7 @@ def test_names_are_durable(watched: Watched) -> None:
         await disk.aclose()
         # Of a spare where there are any, which is one more rename and no new file.
         again = RealDisk(watched.root)
-        again.can.allocate = True
+        again.can = again.can._replace(allocate=True)
         await watched.check(again.recycle(["3.log"]))
         assert (watched.root / "3.log.spare").exists()
         calls = await watched.check(again.create("4.log", [b"head"]))
