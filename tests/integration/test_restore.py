@@ -86,6 +86,7 @@ class Writers:
                             writer.flush()
                             self.acknowledged[name] = number + 1
                 self.acknowledged[name] = first + 5
+                self._is_over.wait(0.05)  # many ledgers would only be read for longer
 
 
 def test_every_record_is_read_after_a_restore(

@@ -56,7 +56,7 @@ def running_sandbox(bookies: int = 4) -> Iterator[dict[str, Any]]:
 
 
 class Writers:
-    """Two threads that append as fast as they are acknowledged: to bookies, and to proxies."""
+    """Two threads that append all the time, each with rests: to bookies, and to proxies."""
 
     def __init__(self, uri: str, endpoint: str) -> None:
         self.count = {"direct": 0, "proxied": 0}
@@ -103,7 +103,7 @@ class Writers:
                 writer.flush()  # until it is acknowledged
                 self.longest_s[name] = max(self.longest_s[name], time.monotonic() - began_s)
                 self.count[name] = number + 1
-                self._is_over.wait(0.005)
+                self._is_over.wait(0.02)
 
 
 def lives(uri: str) -> dict[str, int]:
