@@ -190,8 +190,8 @@ def what_was_sent_is_not_sent_again() -> Iterator[None]:
 
     async def forget(self: FlightStagingWriter) -> None:
         await end_call(self)
-        if self._kept is not None:
-            self._kept.clear()
+        if self._kept.messages is not None:
+            self._kept.messages.clear()
 
     with patch.object(FlightStagingWriter, "_end_call", forget):
         yield

@@ -19,7 +19,7 @@ from dlcore.log.writing.producers import Mark, Producers
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.writing.owned_log import OwnedLog
-from dlcore.proxy.writing.owner import LogOwner
+from dlcore.proxy.writing.owner import LogOwner, OwnershipChanges
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -283,10 +283,10 @@ def a_late_wish_ends_the_next_life_of_a_log() -> Iterator[None]:
 def the_end_of_a_change_hides_the_next_one() -> Iterator[None]:
     """Whoever then asks for the log finds nothing to wait for."""
 
-    def by_name(self: LogOwner, name: str, _: asyncio.Future[None]) -> None:
-        self._changes.pop(name, None)
+    def by_name(self: OwnershipChanges, name: str, _: asyncio.Future[None]) -> None:
+        self._running.pop(name, None)
 
-    with patch.object(LogOwner, "_changed", by_name):
+    with patch.object(OwnershipChanges, "ended", by_name):
         yield
 
 

@@ -255,9 +255,8 @@ class Proxy:
         """End, however far it came; idempotent."""
         self._has_ended = True
         self.owner._unsubscribe()
-        self.owner._idle_looks.cancel()
-        await asyncio.gather(self.owner._idle_looks, return_exceptions=True)
-        await self.owner._tasks.aclose()
+        await self.owner._idle_looks.aclose()
+        await self.owner.changes.aclose()
         if self._gate is not None:
             await self._gate.aclose()
         await self.reads.aclose()

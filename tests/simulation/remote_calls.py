@@ -53,7 +53,7 @@ class Calls(Endpoint):
         *request: bytes,
         within_s: float | None = None,  # which `_Answers` has itself
     ) -> Any:
-        at: Any = location or self._locations[self._turn]
+        at: Any = location or self.locations.at(self.locations.turn)
         if method == "DoPut":
             return _Stream(self._proxies, partial(self._put, at))
         return _Answers(self._proxies, partial(self._begin, at, method, *request), method)

@@ -29,7 +29,7 @@ from dlcore.flight.put import UNREACHABLE_MAX
 from dlcore.flight.statuses import LOCATION_KEY, RETRY_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from google.protobuf.message import Message
@@ -154,6 +154,56 @@ def _note(known: dict[str, _T], log: str, value: _T) -> None:
         del known[next(iter(known))]
 
 
+class Locations:
+    """The proxies of an endpoint: whose turn it is, who owns which log, and who was not reached."""
+
+    def __init__(self, locations: Sequence[str]) -> None:
+        self.turn = 0
+        """The number of the proxy that calls go to."""
+        self._all = locations
+        self._owners: dict[str, str] = {}  # log -> location of the proxy that writes it
+        self._unreached: dict[str, tuple[str, ...]] = {}
+
+    def at(self, turn: int) -> str:
+        """Return the location of the proxy of this number."""
+        return self._all[turn]
+
+    def pass_by(self, turn: int) -> None:
+        """Use the next proxy from now on, unless another call has already moved on."""
+        if turn == self.turn:
+            self.turn = (turn + 1) % len(self._all)
+
+    def owner_of(self, log: str) -> str | None:
+        """Return the location of the proxy that writes a log, if it is known."""
+        return self._owners.get(log)
+
+    def is_owned_by(self, log: str, location: str) -> None:
+        """Note the location of the proxy that writes a log."""
+        _note(self._owners, log, location)
+
+    def failed(self, log: str, turn: int, *, reached: bool) -> None:
+        """Note that a write failed at the log's owner, or at the proxy number `turn` without one.
+
+        The next attempt goes to another proxy, and reports to it the locations that were not
+        reached.
+        """
+        location = self._owners.pop(log, None)
+        if location is None:
+            self.pass_by(turn)
+            location = self._all[turn]
+        if not reached:
+            others = [each for each in self.unreached(log) if each != location]
+            _note(self._unreached, log, (*others[1 - UNREACHABLE_MAX :], location))
+
+    def unreached(self, log: str) -> tuple[str, ...]:
+        """Return the locations that were not reached since a proxy last accepted a write to it."""
+        return self._unreached.get(log, ())
+
+    def is_taken(self, log: str) -> None:
+        """Note that a proxy has accepted a stream of writes to a log."""
+        self._unreached.pop(log, None)
+
+
 class Endpoint(AsyncClosing):
     """Several proxies; calls go to one of them until it fails, then to the next."""
 
@@ -169,7 +219,8 @@ class Endpoint(AsyncClosing):
         self.sent = ""
         """The token of the latest call."""
         self._scheme = endpoint.partition("://")[0]
-        self._locations = [f"{self._scheme}://{each}" for each in addresses_of(endpoint)]
+        locations = [f"{self._scheme}://{each}" for each in addresses_of(endpoint)]
+        self.locations = Locations(locations)
         _require_fit(endpoint, tls)
         self._tls = tls
         in_use = None
@@ -178,14 +229,11 @@ class Endpoint(AsyncClosing):
 
             in_use = TlsInUse(tls)
         self._channels = Channels(in_use)
-        self._reasons = TlsReasons(self._locations, tls)
+        self._reasons = TlsReasons(locations, tls)
         self.is_reached = False
         """Whether a proxy has answered once.  Then a later failure is no error of configuration,
         and is always retried."""
-        self._owners: dict[str, str] = {}  # log -> location of the proxy that writes it
-        self._unreached: dict[str, tuple[str, ...]] = {}
         self.patience_s = patience_s
-        self._turn = 0
         self._closed = False
 
     async def ask(self, method: str, request: Message, answer: type[Message]) -> Any:
@@ -211,7 +259,7 @@ class Endpoint(AsyncClosing):
         location: str | None = None
         while True:
             self._require_open()
-            turn = self._turn
+            turn = self.locations.turn
             data = request().SerializeToString()
             call = self._call(location, kind, method, data, within_s=within_s)
             sent = self.sent
@@ -247,13 +295,8 @@ class Endpoint(AsyncClosing):
             finally:
                 call.cancel()
             if location is None:
-                self._pass_by(turn)
+                self.locations.pass_by(turn)
             await asyncio.sleep(pause_s)
-
-    def _pass_by(self, turn: int) -> None:
-        """Use the next proxy from now on, unless another call has already moved on."""
-        if turn == self._turn:
-            self._turn = (turn + 1) % len(self._locations)
 
     async def explained(self, error: DLError, turn: int) -> DLError:
         """Return the error to report for a failure at the proxy number `turn`.
@@ -262,15 +305,16 @@ class Endpoint(AsyncClosing):
         """
         if self.is_reached or not isinstance(error, ProxyUnavailableError) or _LATE in str(error):
             return error
-        return await self._reasons.explained(error, self._locations[turn])
+        return await self._reasons.explained(error, self.locations.at(turn))
 
     def put(self, log: str) -> tuple[Any, int]:
         """Begin a stream that writes to a log, at the proxy that owns it, if this is known.
 
-        Returns: the call, and the number of the current proxy, which `failed` takes.
+        Returns: the call, and the number of the current proxy, which `Locations.failed` takes.
         """
         self._require_open()
-        return self._call(self._owners.get(log), "stream_stream", "DoPut"), self._turn
+        call = self._call(self.locations.owner_of(log), "stream_stream", "DoPut")
+        return call, self.locations.turn
 
     def _call(
         self,
@@ -285,7 +329,7 @@ class Endpoint(AsyncClosing):
         is_safe = location is None or location.startswith(f"{self._scheme}:")
         self.sent = self._bearer.token() if self._bearer is not None and is_safe else ""
         metadata = (("authorization", f"Bearer {self.sent}"),) if self.sent else None
-        location = location or self._locations[self._turn]
+        location = location or self.locations.at(self.locations.turn)
         _require_fit(location, self._tls)
         options = {"timeout": within_s, "metadata": metadata}
         return self._channels.call(location, kind, method, *request, **options)
@@ -295,32 +339,10 @@ class Endpoint(AsyncClosing):
         is_refused = isinstance(error, UnauthenticatedError)
         return is_refused and self._bearer is not None and self._bearer.renewed(sent)
 
-    def is_owned_by(self, log: str, location: str) -> None:
-        """Note the location of the proxy that writes a log."""
-        _note(self._owners, log, location)
-
-    def failed(self, log: str, turn: int, *, reached: bool) -> None:
-        """Note that a write failed at the log's owner, or at the proxy number `turn` without one.
-
-        The next attempt goes to another proxy, and reports to it the locations that were not
-        reached.
-        """
-        location = self._owners.pop(log, None)
-        if location is None:
-            self._pass_by(turn)
-            location = self._locations[turn]
-        if not reached:
-            others = [each for each in self.unreached(log) if each != location]
-            _note(self._unreached, log, (*others[1 - UNREACHABLE_MAX :], location))
-
-    def unreached(self, log: str) -> tuple[str, ...]:
-        """Return the locations that were not reached since a proxy last accepted a write to it."""
-        return self._unreached.get(log, ())
-
     def is_taken(self, log: str) -> None:
         """Note that a proxy has accepted a stream of writes to a log."""
         self.is_reached = True
-        self._unreached.pop(log, None)
+        self.locations.is_taken(log)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -131,7 +131,7 @@ class ProducerDriver:
                 opening.producer,
                 expected=opening.expected,
                 positions=True,
-                unreachable=self._calls.unreached(self._log.name),
+                unreachable=self._calls.locations.unreached(self._log.name),
             )
             await write(call, first_message(target, opening.schema))
             stream.tasks.append(self._tasks.start(self._hear(call), name="hearing a proxy"))

@@ -51,6 +51,27 @@ KEPT_BYTES_MAX = 8 * 1024 * 1024
 if the proxy is lost; beyond it they are sent at once and not kept."""
 
 
+class _Kept:
+    """The messages of a stream that can be sent again, as long as they are not too many."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] | None = []
+        """All messages; None once they are too many."""
+        self.size_bytes = 0
+        """Bytes of the messages that were kept."""
+
+    def keep(self, message: bytes) -> None:
+        """Keep one more."""
+        assert self.messages is not None
+        self.messages.append(message)
+        self.size_bytes += len(message)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next ones are not kept any more."""
+        return self.size_bytes > KEPT_BYTES_MAX
+
+
 class FlightStagingWriter(StagingWriter):
     """Stages records through proxies."""
 
@@ -69,8 +90,7 @@ class FlightStagingWriter(StagingWriter):
         self._message_bytes_max = 0  # limit of the proxy
         self._answer: asyncio.Task[list[StagedExtent]] | None = None
         self._schema: pa.Schema | None = None
-        self._kept: list[bytes] | None = []  # all messages; None once they are too many
-        self._kept_bytes = 0
+        self._kept = _Kept()
         self._attempts = Attempts(self._calls, self._target.staging, self._patience_s)
 
     @override
@@ -108,17 +128,17 @@ class FlightStagingWriter(StagingWriter):
             raise
 
     async def _send(self, message: bytes) -> None:
-        if self._kept is None:
+        kept = self._kept
+        if kept.messages is None:
             try:
                 await self._write(message)
             except EndedError as end:
                 raise await self._lost(end) from end
             return
-        self._kept.append(message)
-        self._kept_bytes += len(message)
-        if self._kept_bytes > KEPT_BYTES_MAX:
-            await self._send_kept(self._kept)
-            self._kept = None
+        kept.keep(message)
+        if kept.is_full:
+            await self._send_kept(kept.messages)
+            kept.messages = None
 
     async def _send_kept(self, kept: list[bytes]) -> None:
         """Open streams until one has taken all kept records."""
@@ -179,14 +199,14 @@ class FlightStagingWriter(StagingWriter):
             return []
         async with self._whole():
             while True:
-                if self._kept is not None:
-                    await self._send_kept(self._kept)
+                if self._kept.messages is not None:
+                    await self._send_kept(self._kept.messages)
                 try:
                     if not self._heard().done():
                         await self._call.done_writing()
                     staged = await self._heard()
                 except EndedError as end:
-                    if self._kept is None:
+                    if self._kept.messages is None:
                         raise await self._lost(end) from end
                     await self._end_call()
                     await self._attempts.failed(end)
@@ -199,7 +219,8 @@ class FlightStagingWriter(StagingWriter):
         if not end.again:
             return end.error
         return WriteError(
-            f"the stream that staged {self._kept_bytes >> 20} MiB or more was lost: {end.error}"
+            f"the stream that staged {self._kept.size_bytes >> 20} MiB or more was lost: "
+            f"{end.error}"
         )
 
     @override

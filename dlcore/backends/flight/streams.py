@@ -133,9 +133,9 @@ class Attempts:
             pass  # the refusal comes from the owner of the log: ask it again
         elif location is None:
             reached = not isinstance(error, ProxyUnavailableError)
-            self._calls.failed(self._log, self._turn, reached=reached)
+            self._calls.locations.failed(self._log, self._turn, reached=reached)
         else:
-            self._calls.is_owned_by(self._log, location)
+            self._calls.locations.is_owned_by(self._log, location)
         await asyncio.sleep(pause_s)
 
 

@@ -53,13 +53,44 @@ METRICS = (NODES, SESSIONS, CONNECTIONS, TRANSACTIONS, STORES)
 """The metrics of a metadata server, in the order of the documentation."""
 
 
+class _Connections:
+    """The connections that are open, by their numbers, which are never given again."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Connection] = {}
+        self._opened = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: _Connection) -> int | None:
+        """Return the number of a new one; None: there are too many."""
+        if len(self._open) >= _CONNECTIONS_MAX:
+            return None
+        self._opened += 1
+        self._open[self._opened] = connection
+        return self._opened
+
+    def remove(self, number: int) -> None:
+        """Forget one that has ended."""
+        del self._open[number]
+
+    def get(self, number: int) -> _Connection | None:
+        """Return one, if it is open."""
+        return self._open.get(number)
+
+    def abort(self) -> None:
+        """End all at once."""
+        for connection in list(self._open.values()):
+            connection.transport.abort()
+
+
 class MetadataServer:
     """A server on one address, with its file in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._connections: dict[int, _Connection] = {}
-        self._opened = 0
+        self._connections = _Connections()
         self._events: list[Event] = []
         self._is_due = False
         self._store_times = Durations()
@@ -125,21 +156,16 @@ class MetadataServer:
         """End; the sessions stay for the next start."""
         self._ticker.cancel()
         self._server.close()
-        for connection in list(self._connections.values()):
-            connection.transport.abort()
+        self._connections.abort()
         self._database.close()
 
     def opened(self, connection: _Connection) -> int | None:
         """Return the number of a new connection; None: there are too many."""
-        if len(self._connections) >= _CONNECTIONS_MAX or self.ended.done():
-            return None
-        self._opened += 1
-        self._connections[self._opened] = connection
-        return self._opened
+        return None if self.ended.done() else self._connections.add(connection)
 
     def lost(self, number: int) -> None:
         """A connection has ended."""
-        del self._connections[number]
+        self._connections.remove(number)
         self.take(Lost(number))
 
     def take(self, event: Event) -> None:

@@ -187,6 +187,122 @@ class _Limits:
         )
 
 
+class _LiveProxies:
+    """The live proxies, and since when they are the same ones."""
+
+    def __init__(self) -> None:
+        self.now: frozenset[str] = frozenset()
+        self._changes = 0
+        self._since_s = 0.0
+
+    def look(self, event: Looked) -> bool:
+        """Take over what is live; return whether that has changed."""
+        if event.live == self.now and event.changes == self._changes:
+            return False
+        self.now, self._changes, self._since_s = event.live, event.changes, event.now_s
+        return True
+
+    def same_s(self, now_s: float) -> float:
+        """Return the seconds since the last change."""
+        return now_s - self._since_s
+
+
+class _Meters:
+    """The rates of the own logs, and their sum."""
+
+    def __init__(self) -> None:
+        self.load = _Load(0, 0, 0.0)
+        """The own load."""
+        self._looked_at_s: float | None = None
+        self._meters: dict[str, _Meter] = {}
+
+    def of(self, log: str) -> _Meter:
+        """Return the meter of a log that was there at the last look."""
+        return self._meters[log]
+
+    def look(self, event: Looked) -> None:
+        """Read all meters."""
+        before_s, self._looked_at_s = self._looked_at_s, event.now_s
+        meters = {}
+        for log in event.logs:
+            meter = self._meters.get(log.name)
+            if meter is None or before_s is None:
+                meter = _Meter(log.accepted_bytes)  # the bytes so far have no known duration
+            elif event.now_s > before_s:
+                meter = meter.read(log.accepted_bytes, event.now_s - before_s)
+            meters[log.name] = meter
+        self._meters = meters
+        rate = sum(each.bytes_per_s for each in meters.values())
+        self.load = _Load(len(event.logs), event.room, rate)
+
+
+class _Telling:
+    """The publication of the own load: if it has changed, but not often."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._told: ProxyLoad | None = None
+        self._next_s = 0.0
+
+    def tell(self, own: _Load, now_s: float) -> list[Effect]:
+        """Publish the load, if that is due."""
+        told, rate = self._told, round(own.bytes_per_s)
+        if told is not None:
+            notable = max(told.bytes_per_s, RATE_FLOOR) / _TELLING_SHARE
+            is_known = own.logs == told.logs and abs(rate - told.bytes_per_s) < notable
+            if is_known or now_s < self._next_s:
+                return []
+        self._next_s = now_s + self._pause_s
+        self._told = ProxyLoad(logs=own.logs, room=max(0, own.room), bytes_per_s=rate)
+        return [TellLoad(self._told)]
+
+    def forget(self) -> None:
+        """Publish the load again: there may be none."""
+        self._told = None
+
+
+class _HandedOver:
+    """The logs that were handed over, until their new owners have published them."""
+
+    def __init__(self) -> None:
+        self._sent: list[_Sent] = []
+        self._seen: dict[str, int] = {}  # location -> number of logs in its last load
+
+    def clear(self) -> None:
+        """Forget all: other proxies are live now."""
+        self._sent.clear()
+        self._seen.clear()
+
+    def add(self, sent: _Sent) -> None:
+        """Count a log for its new owner from now on."""
+        self._sent.append(sent)
+
+    def forget_told_of(self, told: Mapping[str, ProxyLoad], now_s: float) -> None:
+        """Forget logs that were handed over and that their new owner has published since.
+
+        A growth of the new owner's published number accounts for its oldest logs; notes that are
+        too old go as well.  If the new owner released other logs meanwhile, its number does not
+        grow, and a log counts twice for a while.
+        """
+        more = {
+            location: load.logs - self._seen.get(location, load.logs)
+            for location, load in told.items()
+        }
+        self._seen |= {location: load.logs for location, load in told.items()}
+        left = []
+        for each in self._sent:
+            if more.get(each.home, 0) > 0:
+                more[each.home] -= 1
+            elif now_s < each.until_s:
+                left.append(each)
+        self._sent = left
+
+    def counted(self, location: str, told: ProxyLoad) -> _Load:
+        """Return the published load of a proxy plus the logs that it may not have published yet."""
+        sent = [each.bytes_per_s for each in self._sent if each.home == location]
+        return _Load(told.logs + len(sent), told.room - len(sent), told.bytes_per_s + sum(sent))
+
+
 class Balancer:
     """Decides for the proxy at `location` which logs it hands over, and when."""
 
@@ -196,17 +312,11 @@ class Balancer:
         self._after_s = after_s
         self._pause_s = pause_s
         self._tolerance = tolerance
-        self._live: frozenset[str] = frozenset()
-        self._changes = 0
-        self._since_s = 0.0
-        self._looked_at_s: float | None = None
-        self._meters: dict[str, _Meter] = {}
-        self._own = _Load(0, 0, 0.0)
+        self._live = _LiveProxies()
+        self._meters = _Meters()
+        self._telling = _Telling(LOOK_PAUSES * pause_s)
+        self._sent = _HandedOver()
         self._candidates: list[_Candidate] = []
-        self._told: ProxyLoad | None = None
-        self._tells_at_s = 0.0
-        self._sent: list[_Sent] = []
-        self._seen: dict[str, int] = {}  # location -> number of logs in its last load
         self.state = BalanceState.ALONE
         self.handed_over = 0
         """Number of all logs that it decided to hand over so far."""
@@ -232,108 +342,56 @@ class Balancer:
                 assert_never(event)
 
     def _looked(self, event: Looked) -> list[Effect]:
-        if event.live != self._live or event.changes != self._changes:
-            self._live, self._changes, self._since_s = event.live, event.changes, event.now_s
+        if self._live.look(event):
             self._sent.clear()
-            self._seen.clear()
-        self._measure(event)
+        self._meters.look(event)
         self._candidates = [
             _Candidate(log, meter.bytes_per_s, meter.is_written)
             for log in event.logs
             if log.home != self._location and log.home in event.live and not log.stays
-            for meter in [self._meters[log.name]]
+            for meter in [self._meters.of(log.name)]
         ]
         others = sorted(event.live - {self._location})
         if self._location not in event.live:  # it has left, and has no node for a load
-            self.state, self._told = BalanceState.ALONE, None
+            self.state = BalanceState.ALONE
+            self._telling.forget()
             return []
+        told = self._telling.tell(self._meters.load, event.now_s)
         if not others:
             self.state = BalanceState.ALONE
-            return self._tell(event.now_s)
-        if event.now_s - self._since_s < self._after_s:
+            return told
+        if self._live.same_s(event.now_s) < self._after_s:
             self.state = BalanceState.SETTLING
-            return self._tell(event.now_s)
+            return told
         if not self._candidates:
             self.state = BalanceState.EVEN
-            return self._tell(event.now_s)
-        return [*self._tell(event.now_s), AskLoads(tuple(others))]
-
-    def _measure(self, event: Looked) -> None:
-        before_s, self._looked_at_s = self._looked_at_s, event.now_s
-        meters = {}
-        for log in event.logs:
-            meter = self._meters.get(log.name)
-            if meter is None or before_s is None:
-                meter = _Meter(log.accepted_bytes)  # the bytes so far have no known duration
-            elif event.now_s > before_s:
-                meter = meter.read(log.accepted_bytes, event.now_s - before_s)
-            meters[log.name] = meter
-        self._meters = meters
-        rate = sum(each.bytes_per_s for each in meters.values())
-        self._own = _Load(len(event.logs), event.room, rate)
-
-    def _tell(self, now_s: float) -> list[Effect]:
-        """Publish the own load if it has changed, but not often."""
-        own, told = self._own, self._told
-        rate = round(own.bytes_per_s)
-        if told is not None:
-            notable = max(told.bytes_per_s, RATE_FLOOR) / _TELLING_SHARE
-            is_known = own.logs == told.logs and abs(rate - told.bytes_per_s) < notable
-            if is_known or now_s < self._tells_at_s:
-                return []
-        self._tells_at_s = now_s + LOOK_PAUSES * self._pause_s
-        self._told = ProxyLoad(logs=own.logs, room=max(0, own.room), bytes_per_s=rate)
-        return [TellLoad(self._told)]
+            return told
+        return [*told, AskLoads(tuple(others))]
 
     def forget_told(self) -> None:
         """Publish the load again: the last attempt may have failed."""
-        self._told = None
+        self._telling.forget()
 
     def _loads_told(self, event: LoadsTold) -> list[Effect]:
         told = {
             location: load
             for location, load in event.loads.items()
-            if load is not None and location in self._live and location != self._location
+            if load is not None and location in self._live.now and location != self._location
         }
-        self._forget_told_of(told, event.now_s)
-        loads = {location: self._counted(location, load) for location, load in told.items()}
+        self._sent.forget_told_of(told, event.now_s)
+        loads = {location: self._sent.counted(location, load) for location, load in told.items()}
         chosen = self._step(loads)
         told_s = _TOLD_LOOKS * LOOK_PAUSES * self._pause_s
         for each in chosen:
             until_s = event.now_s + (told_s if each.log.is_open else max(told_s, _UNUSED_S))
-            self._sent.append(_Sent(each.log.home, until_s, each.bytes_per_s))
+            self._sent.add(_Sent(each.log.home, until_s, each.bytes_per_s))
         self.handed_over += len(chosen)
         self.state = BalanceState.MOVING if chosen else BalanceState.EVEN
         return [HandOver(each.log.name, each.log.home) for each in chosen]
 
-    def _forget_told_of(self, told: Mapping[str, ProxyLoad], now_s: float) -> None:
-        """Forget logs that were handed over and that their new owner has published since.
-
-        A growth of the new owner's published number accounts for its oldest logs; notes that are
-        too old go as well.  If the new owner released other logs meanwhile, its number does not
-        grow, and a log counts twice for a while.
-        """
-        more = {
-            location: load.logs - self._seen.get(location, load.logs)
-            for location, load in told.items()
-        }
-        self._seen |= {location: load.logs for location, load in told.items()}
-        left = []
-        for each in self._sent:
-            if more.get(each.home, 0) > 0:
-                more[each.home] -= 1
-            elif now_s < each.until_s:
-                left.append(each)
-        self._sent = left
-
-    def _counted(self, location: str, told: ProxyLoad) -> _Load:
-        """Return the published load of a proxy plus the logs that it may not have published yet."""
-        sent = [each.bytes_per_s for each in self._sent if each.home == location]
-        return _Load(told.logs + len(sent), told.room - len(sent), told.bytes_per_s + sum(sent))
-
     def _step(self, loads: Mapping[str, _Load]) -> list[_Candidate]:
         """Return the logs to hand over now."""
-        own = replace(self._own)
+        own = replace(self._meters.load)
         limits = _Limits.of([own, *loads.values()], self._tolerance)
         most = max(1, own.logs // _STEPS)
         chosen: dict[str, _Candidate] = {}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.base.background import BackgroundTasks, end_tasks, outcome_of
+from dlcore.base.background import BackgroundTasks, outcome_of
 from dlcore.base.errors import (
     DLError,
     LogElsewhereError,
@@ -78,21 +78,19 @@ class WriterOpener:
                 raise elsewhere(name, Elsewhere(error.owner)) from error
             raise
 
-    async def open_writer(
-        self,
-        name: str,
-        producers: Producers[asyncio.Future[DLSN]],
-        unreached: Collection[str],
-    ) -> DirectWriter:
-        """Open a writer of the log that has this name once we have its lock.
+    async def open_owned(self, name: str, unreached: Collection[str]) -> OwnedLog:
+        """Open the log that has this name once we have its lock, to write to it.
 
         `unreached` has the locations of proxies that a client did not reach.
 
         Raises: as `LogOwner.get`.
         """
+        producers: Producers[asyncio.Future[DLSN]] = Producers()
         writer = await self._locked(name, producers, unreached)
         await self._require_same(name, writer)
-        return writer
+        log = OwnedLog(writer, self._namespace.log_context.clock, producers)
+        log.unreached = frozenset(unreached)
+        return log
 
     async def _locked(
         self,
@@ -169,6 +167,40 @@ class WriterOpener:
             unsubscribe()
 
 
+class OwnershipChanges:
+    """The acquisitions and releases of logs under way, at most one of each log."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Future[None]] = {}
+        self._tasks = BackgroundTasks(_told)
+
+    def begin(
+        self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
+    ) -> asyncio.Future[None]:
+        """Begin to change the owner of a log; return the future of the end."""
+        change = self._tasks.start(work(name), name=f"changing the owner of {name}")
+        self._running[name] = change
+        change.add_done_callback(lambda done: self.ended(name, done))
+        return change
+
+    def of(self, name: str) -> asyncio.Future[None]:
+        """Return the change of a log that is under way."""
+        return self._running[name]
+
+    def all(self) -> list[asyncio.Future[None]]:
+        """Return all that are under way."""
+        return list(self._running.values())
+
+    def ended(self, name: str, change: asyncio.Future[None]) -> None:
+        """Forget a change, unless a later one of the log has begun."""
+        if self._running.get(name) is change:
+            del self._running[name]
+
+    async def aclose(self) -> None:
+        """End those under way."""
+        await self._tasks.aclose()
+
+
 class LogOwner:
     """The logs that one proxy owns."""
 
@@ -178,18 +210,16 @@ class LogOwner:
         self.writers = WriterOpener(namespace, membership, config)
         self._membership = membership
         self._config = config
-        context = namespace.log_context
-        self._clock = context.clock
         self._ownership = Ownership(membership.location, logs_max=config.logs_max)
         self._logs: dict[str, OwnedLog] = {}
-        self._changes: dict[str, asyncio.Future[None]] = {}  # log -> its acquisition or release
+        self.changes = OwnershipChanges()
         self.acquired_count = 0
         """Logs acquired since the start."""
         self.lost_count = 0
         """Logs whose writer failed, so that they were released at once."""
-        self._tasks = BackgroundTasks(_told)
-        self._unsubscribe = context.store.on_session(self._session_changed)
-        self._idle_looks = self._tasks.start(self._release_idle(), name="releasing idle logs")
+        self._unsubscribe = namespace.log_context.store.on_session(self._session_changed)
+        self._idle_looks = BackgroundTasks()
+        self._idle_looks.start(self._release_idle(), name="releasing idle logs")
 
     def __len__(self) -> int:
         return len(self._ownership)
@@ -247,10 +277,10 @@ class LogOwner:
                 case Verdict.SERVE:
                     return self._logs[name]
                 case Verdict.WAIT:
-                    await outcome_of(self._changes[name])
+                    await outcome_of(self.changes.of(name))
                 case Verdict.ACQUIRE:
                     # In a task of its own: other calls wait for it, even if this one is cancelled.
-                    await outcome_of(self._change(name, partial(self._acquire, passed_over)))
+                    await outcome_of(self.changes.begin(name, partial(self._acquire, passed_over)))
                 case Verdict.FULL:
                     raise OverCapacityError(
                         f"log {name!r}: this proxy owns {self._config.logs_max} logs, the limit "
@@ -274,13 +304,13 @@ class LogOwner:
                 type(error).__name__,
                 error,
             )
-            self._change(name, self._abort)
+            self.changes.begin(name, self._abort)
 
     async def release(self, name: str) -> bool:
         """Release a log after all accepted records are durable; False if it is not owned."""
         if not self._ownership.release(name):
             return False
-        await outcome_of(self._change(name, self._close))
+        await outcome_of(self.changes.begin(name, self._close))
         return True
 
     async def hand_over(self, name: str, to: str) -> bool:
@@ -311,12 +341,13 @@ class LogOwner:
         while len(self._ownership):
             for name in self._busiest_first():
                 if self._ownership.release(name):
-                    closing.add(self._change(name, self._close))
+                    closing.add(self.changes.begin(name, self._close))
                 if len(closing) == _DRAINED_AT_ONCE:
                     _, closing = await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
-            if not self._changes:
+            running = self.changes.all()
+            if not running:
                 break  # a release failed by a defect, which was reported
-            await asyncio.wait(list(self._changes.values()))
+            await asyncio.wait(running)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 for log in logs:
@@ -332,41 +363,27 @@ class LogOwner:
     async def aclose(self) -> None:
         """Drain, and end the background tasks."""
         self._unsubscribe()
-        await end_tasks(self._idle_looks)
+        await self._idle_looks.aclose()
         await self.drain()
-        await self._tasks.aclose()
-
-    def _change(
-        self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
-    ) -> asyncio.Future[None]:
-        change = self._tasks.start(work(name), name=f"changing the owner of {name}")
-        self._changes[name] = change
-        change.add_done_callback(lambda done: self._changed(name, done))
-        return change
-
-    def _changed(self, name: str, change: asyncio.Future[None]) -> None:
-        if self._changes.get(name) is change:
-            del self._changes[name]
+        await self.changes.aclose()
 
     async def _acquire(self, unreached: Collection[str], name: str) -> None:
         try:
-            producers: Producers[asyncio.Future[DLSN]] = Producers()
-            writer = await self.writers.open_writer(name, producers, unreached)
+            log = await self.writers.open_owned(name, unreached)
         except BaseException:
             self._ownership.gone(name)
             raise
-        log = self._logs[name] = OwnedLog(writer, self._clock, producers)
-        log.unreached = frozenset(unreached)
+        self._logs[name] = log
         self._ownership.acquired(name)
         self.acquired_count += 1
         logger.info("log=%s is owned", name)
-        writer.tell_when_wanted(partial(self._wanted, name, log))
+        log.writer.tell_when_wanted(partial(self._wanted, name, log))
 
     def _wanted(self, name: str, log: OwnedLog, who: str) -> None:
         """Release a log for a writer that is no proxy and waits for the lock."""
         if self._logs.get(name) is log and self._ownership.release(name):
             logger.info("log=%s is released for the waiting writer %s", name, who)
-            self._change(name, self._give_way)
+            self.changes.begin(name, self._give_way)
 
     async def _give_way(self, name: str) -> None:
         """Release a log, and leave its lock to the waiting writer for a while.
@@ -430,7 +447,7 @@ class LogOwner:
             for name in self._ownership.owned():
                 if self._logs[name].streams.idle_s() >= after_s and self._ownership.release(name):
                     logger.info("log=%s is idle", name)
-                    self._change(name, self._close)
+                    self.changes.begin(name, self._close)
 
 
 def _told(error: BaseException) -> None:

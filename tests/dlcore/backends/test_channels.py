@@ -54,7 +54,7 @@ def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
                 await served.start()
             closed = []
             for server in [*served.servers[2:]] * 2:
-                calls.is_owned_by("other", server.location)
+                calls.locations.is_owned_by("other", server.location)
                 call, _ = calls.put("other")
                 closed.append(known[server.location].channel)
                 call.cancel()
@@ -81,15 +81,19 @@ def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.Mo
     async def scenario() -> None:
         async with endpoint.Endpoint("grpc://host:1", patience_s=1) as calls:
             for log in ("a", "b", "a", "c"):
-                calls.is_owned_by(log, f"grpc://{log}:1")
-            assert calls._owners == {"a": "grpc://a:1", "c": "grpc://c:1"}
+                calls.locations.is_owned_by(log, f"grpc://{log}:1")
+            assert calls.locations._owners == {"a": "grpc://a:1", "c": "grpc://c:1"}
             for log in ("a", "b", "c"):
-                calls.is_owned_by(log, f"grpc://{log}:2")
-                calls.failed(log, 0, reached=False)
-            assert [calls.unreached(log) for log in "abc"] == [(), ("grpc://b:2",), ("grpc://c:2",)]
+                calls.locations.is_owned_by(log, f"grpc://{log}:2")
+                calls.locations.failed(log, 0, reached=False)
+            assert [calls.locations.unreached(log) for log in "abc"] == [
+                (),
+                ("grpc://b:2",),
+                ("grpc://c:2",),
+            ]
             calls.is_taken("b")
-            assert list(calls._unreached) == ["c"]
-            assert not calls._owners
+            assert list(calls.locations._unreached) == ["c"]
+            assert not calls.locations._owners
 
     asyncio.run(scenario())
 
@@ -104,11 +108,11 @@ def test_streams_that_lost_one_proxy_do_not_come_back_to_it() -> None:
         async with endpoint.Endpoint("grpc://host:1,host:2", patience_s=1) as calls:
             first, turn = calls.put("a")
             second, same_turn = calls.put("a")
-            calls.failed("a", turn, reached=False)
+            calls.locations.failed("a", turn, reached=False)
             third, next_turn = calls.put("a")
-            calls.failed("a", same_turn, reached=False)
-            assert (turn, same_turn, next_turn, calls._turn) == (0, 0, 1, 1)
-            assert calls.unreached("a") == ("grpc://host:1",)
+            calls.locations.failed("a", same_turn, reached=False)
+            assert (turn, same_turn, next_turn, calls.locations.turn) == (0, 0, 1, 1)
+            assert calls.locations.unreached("a") == ("grpc://host:1",)
             for stream in (first, second, third):
                 stream.cancel()
 

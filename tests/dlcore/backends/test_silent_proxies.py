@@ -107,7 +107,7 @@ def test_what_is_wrong_is_told_of_the_proxy_that_was_asked(monkeypatch: pytest.M
         async with Endpoint("grpc://one:1,two:2", patience_s=1.0) as calls:
             call, turn = calls.put("clicks")
             call.cancel()
-            calls.failed("clicks", turn, reached=False)
+            calls.locations.failed("clicks", turn, reached=False)
             told = await calls.explained(ProxyUnavailableError("it is away"), turn)
             assert asked == ["one:1"]
             assert str(told) == "the proxy at grpc://one:1: it is another one's"

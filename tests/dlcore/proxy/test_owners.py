@@ -285,8 +285,8 @@ def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: s
             acquiring = asyncio.create_task(owner.get("clicks"))
             if what == "changed":
                 await asyncio.sleep(0)
-                assert "clicks" in owner._changes
-                owner._changed("clicks", asyncio.get_running_loop().create_future())
+                assert "clicks" in owner.changes._running
+                owner.changes.ended("clicks", asyncio.get_running_loop().create_future())
             elif what == "wanted":
                 await acquiring
                 owner._wanted("clicks", before, "somebody")
