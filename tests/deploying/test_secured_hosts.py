@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 WAIT_S = 240.0
-DLOG = f'dlog() {{ {sys.executable} -m dlcore.ops.cli "$@"; }}\n'
 RSYNC = 'rsync() { mkdir -p "hosts/${3%%:*}/etc"; cp -a "$2." "hosts/${3%%:*}/etc/"; }\n'
 ADDRESSES = {f"node-{number}": f"127.0.0.{number + 1}" for number in (1, 2, 3)}
 APART = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
@@ -38,8 +37,9 @@ ANNOUNCED = {"bookie": "serving on", "proxy": "proxy serving", "autorecovery": "
 class Operator:
     """An operator that follows the page, in a folder."""
 
-    def __init__(self, folder: Path, servers: str) -> None:
+    def __init__(self, folder: Path, servers: str, program: Path) -> None:
         self._folder = folder
+        self._dlog = f'dlog() {{ {program} "$@"; }}\n'
         self._places = ADDRESSES | {"zk-1:2181": servers, "/etc/dlog": str(folder / "etc")}
 
     def here(self, text: str) -> str:
@@ -52,7 +52,7 @@ class Operator:
     def run(self, commands: str) -> str:
         """Run commands on the operator's machine; return what they print."""
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", DLOG + RSYNC + self.here(commands)],
+            ["bash", "-euo", "pipefail", "-c", self._dlog + RSYNC + self.here(commands)],
             cwd=self._folder,
             capture_output=True,
             text=True,
@@ -96,13 +96,15 @@ class Operator:
         return ANNOUNCED[kind] in told
 
 
-def test_three_hosts_serve_whom_they_know(tmp_path: Path, zookeeper: EmbeddedZooKeeper) -> None:
+def test_three_hosts_serve_whom_they_know(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeper, dlog_program: Path
+) -> None:
     """All services start; both kinds of clients do their work; the commands may come twice.
 
     Others are refused at each door: by rules, by ZooKeeper, by bookies.
     """
     setting_up, services, using, ruling = blocks_of("docs/operating.md")
-    operator = Operator(tmp_path, zookeeper.servers)
+    operator = Operator(tmp_path, zookeeper.servers, dlog_program)
     for _ in range(2):
         operator.run(setting_up.text)
     with ExitStack() as stack:

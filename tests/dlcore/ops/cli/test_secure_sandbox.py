@@ -61,9 +61,9 @@ def secured_sandbox(folder: Path) -> Iterator[Printed]:
             process.kill()
 
 
-def in_bash(printed: Printed, *lines: str) -> str:
+def in_bash(program: Path, printed: Printed, *lines: str) -> str:
     """Return what commands print in a terminal where the printed line was entered."""
-    command = "dlog() { " + " ".join(DLOG) + ' "$@"; }'
+    command = f'dlog() {{ "{program}" "$@"; }}'
     script = "\n".join(("set -euo pipefail", printed.export, command, *lines))
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -83,18 +83,19 @@ def refusal(*arguments: str) -> str:
     return line
 
 
-def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path) -> None:
+def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path, dlog_program: Path) -> None:
     """Commands and Python, over bookies and proxies; others are told what is missing."""
     with secured_sandbox(tmp_path) as printed:
         through = f"--endpoint {printed.endpoint}"
         in_bash(
+            dlog_program,
             printed,
             "dlog log create clicks",
             "echo direct | dlog log write clicks",
             f"echo proxied | dlog log write clicks {through}",
         )
         for option in ("", through):
-            dumped = in_bash(printed, f"dlog log dump clicks {option}").split("\n")
+            dumped = in_bash(dlog_program, printed, f"dlog log dump clicks {option}").split("\n")
             assert [each.split()[-1] for each in dumped if each] == ["direct", "proxied"]
         with (
             open_namespace(printed.uri, tls=printed.tls) as namespace,
@@ -108,6 +109,7 @@ def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path) -> None:
 
         as_alice = f"--token-file alice.token {through}"
         told = in_bash(
+            dlog_program,
             printed,
             f"cd {tmp_path}",
             "dlog secure token secure --user alice > alice.token",
@@ -120,7 +122,7 @@ def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path) -> None:
 
         (rules,) = blocks_of("docs/access.md")
         for _ in range(2):  # pasted again it does no harm
-            told = in_bash(printed, rules.text)
+            told = in_bash(dlog_program, printed, rules.text)
         assert "deny user:bob read log pay/secret" in told
 
         dump, ca = ("log", "dump", "clicks"), ("--tls-ca", printed.tls.ca)
@@ -137,7 +139,7 @@ def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path) -> None:
 
     before = (tmp_path / "secure/ca.key").read_bytes()
     with secured_sandbox(tmp_path) as printed:
-        assert "direct" in in_bash(printed, "dlog log dump clicks")
+        assert "direct" in in_bash(dlog_program, printed, "dlog log dump clicks")
         settings = tomllib.loads((tmp_path / "secure/clients/sandbox/dlog.toml").read_text())
         assert settings["dlog"]["uri"] == printed.uri
     assert (tmp_path / "secure/ca.key").read_bytes() == before
