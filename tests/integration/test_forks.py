@@ -18,6 +18,7 @@ from dlcore import LogConfig, LogSettings, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.ids import DLSN
 from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.tier_worker import CONFIG
@@ -164,6 +165,6 @@ async def _kill(uri: str, tier: Path) -> None:
 
 async def _fork(uri: str, step: int, name: str) -> int:
     """Return how a process ended that forks the log, and kills itself at a step."""
-    command = [sys.executable, "-m", "tests.fixtures.fork_worker", uri, str(step), LOG, name]
+    command = [LOADED_PYTHON, "-m", "tests.fixtures.fork_worker", uri, str(step), LOG, name]
     process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL)
     return await process.wait()

@@ -25,6 +25,7 @@ from dlcore.backends.direct.namespace import open_namespace
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.redactor import LogRedactor
 from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.s3 import s3_server
@@ -255,6 +256,6 @@ def _redacted_some(seen: list[dict[str, Any]], before: list[dict[str, Any]]) -> 
 
 async def _run_worker(uri: str, step: int) -> int:
     """Return how a worker ended."""
-    command = [sys.executable, "-m", "tests.fixtures.redact_worker", uri, "clicks", WHERE]
+    command = [LOADED_PYTHON, "-m", "tests.fixtures.redact_worker", uri, "clicks", WHERE]
     process = await asyncio.create_subprocess_exec(*command, str(step), stdin=subprocess.DEVNULL)
     return await process.wait()

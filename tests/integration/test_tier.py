@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -19,6 +18,7 @@ from dlcore.log.metadata.staged import list_staged, read_owners
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.aio import until_async
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.s3 import s3_server
@@ -120,7 +120,7 @@ async def _check(namespace: DirectNamespace) -> None:
 
 async def _run_worker(uri: str, step: int) -> int:
     """Return how a worker ended."""
-    command = [sys.executable, "-m", "tests.fixtures.tier_worker", uri, str(step)]
+    command = [LOADED_PYTHON, "-m", "tests.fixtures.tier_worker", uri, str(step)]
     process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL)
     return await process.wait()
 
