@@ -9,6 +9,7 @@ to its own log, and break no rule of its content security policy.
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ import pytest
 from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 from tests.fixtures.browser import console_process, page_of
+from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 MARKUP = '<img src="x" onerror="alert(1)"><script>alert(2)</script>'
-PHONE = {"width": 360, "height": 640}
+SCHEMES = ["light", "dark"]
+VIEWPORTS = [{"width": 360, "height": 640}, {"width": 1280, "height": 900}]
 
 
 @pytest.fixture(scope="module")
@@ -228,8 +231,7 @@ def reach(page: Page, wanted: str, *, key: str = "Tab") -> None:
     raise AssertionError(f"{wanted!r} is not reached by {key}")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [PHONE, {"width": 1280, "height": 900}])
+@pytest.mark.parametrize(("scheme", "viewport"), sample(product(SCHEMES, VIEWPORTS), 2))
 def test_everyone_can_use_it(
     browser: Browser, url: str, log: str, scheme: str, viewport: dict[str, int]
 ) -> None:
