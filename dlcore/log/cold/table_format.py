@@ -85,11 +85,11 @@ class TableFiles:
         for part in self.parts:
             yield from part.files
 
-    def ended_by(self, place: Place) -> Iterator[TableFile]:
-        """Yield the files that end at a place or before."""
+    def ended_by(self, place: Place, *, after: Place = (0, 0)) -> Iterator[TableFile]:
+        """Yield the files that end at a place or before, and after another one."""
         for part in self.parts:
-            if part.first <= place:
-                yield from (each for each in part.files if each.end <= place)
+            if part.first <= place and part.last > after:
+                yield from (each for each in part.files if after < each.end <= place)
 
     def beyond(self, place: Place) -> TableFile | None:
         """Return a file that ends after a place; None if none does."""

@@ -7,6 +7,7 @@ node names what was replaced; a dead process therefore loses nothing of it.
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import CorruptMetadataError, NodeExistsError, NoNodeError, UnexpectedError
@@ -87,8 +88,9 @@ class Purger:
         from dlcore.log.cold.tables import forms_in
         from dlcore.ops.upkeep.table_keeper import TableKeeper  # it loads Arrow
 
-        # A keeper that knows nothing compares all files with the chain.
-        await TableKeeper(context, self._owner, compare_every_s=0).follow(at.log)
+        # A keeper that knows nothing compares all files with the chain, here at once.
+        keeper = TableKeeper(context, self._owner, compare_every_s=0, compare_max=sys.maxsize)
+        await keeper.follow(at.log)
         app_id = app_id_of(context.cluster_id, self._log.log_id)
         url = f"{settings.tier_url}/{app_id}"
         if DELTA in await forms_in(context.cold.objects, url):

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class ChainReader(SegmentRewriter):
     """Reads the chains of any logs."""
 
-    async def read_chain(
-        self, log: LogKey, url: str, form: TableForm, start: Place, *, whole: bool
-    ) -> Chain:
-        """Return the cold part of a log from a place on, whose objects are below a URL.
+    async def read_chain(self, log: LogKey, url: str, form: TableForm, start: Place) -> Chain:
+        """Return a part of the cold part of a log from a place on, whose objects are below a URL.
 
         Fields are those of the table's format.
 
@@ -35,7 +33,7 @@ class ChainReader(SegmentRewriter):
         at = await self._context.logs.read(log)
         while True:
             try:
-                return await self._walk(at, url, start, fields, whole=whole)
+                return await self._walk(at, url, start, fields)
             except ChunkMissingError as error:
                 at = await read_moved(self._context, at, error)
 
@@ -47,13 +45,16 @@ class ChainReader(SegmentRewriter):
         return form.fields_of(columns_of_object(schema, 0 if schema is None else schema.latest_id))
 
     async def _walk(
-        self, at: VersionedHead, url: str, start: Place, fields: tuple[Field, ...], *, whole: bool
+        self, at: VersionedHead, url: str, start: Place, fields: tuple[Field, ...]
     ) -> Chain:
         head = at.head
         first: Place = head.first_active[:2]
         start = max(start, first)
-        end, objects = first, list[ObjectAt]()
+        end, objects, goes_on = first, list[ObjectAt](), False
         for lssn in range(start[0], head.max_lssn + (head.segment is None)):
+            if len(objects) >= FILES_PER_COMMIT_MAX:
+                goes_on = True  # perhaps by nothing that is cold
+                break
             found = await self._cold_part(at, lssn)
             if found is None:
                 continue
@@ -62,9 +63,9 @@ class ChainReader(SegmentRewriter):
             for base, extent, ledger in ledgers:
                 held = _objects_of(ledger, extent, f"{url}/{lssn}", (lssn, base))
                 objects += [each for each in held if each.end > start]
-            if not is_whole or (not whole and len(objects) >= FILES_PER_COMMIT_MAX):
+            if not is_whole:
                 break
-        return Chain(first=first, end=end, objects=tuple(objects), fields=fields)
+        return Chain(first, end, tuple(objects), fields, goes_on=goes_on)
 
     async def _cold_part(
         self, at: VersionedHead, lssn: int

@@ -15,7 +15,8 @@ Promises:
   stays as it is.
 * Files with truncated records only are removed.  Their objects are deleted later, by a sweep that
   leaves what a table names (`table_guard.py`).
-* After the first look in a process, and now and then, all files are compared with the chain.
+* After the first look in a process, and now and then, all files are compared with the chain: part
+  by part, some in each run, so that neither memory nor a run grows with the log.
 
 The driver is `table_keeper.py`.  Each event has one effect.
 """
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 ATTEMPTS_MAX = 3
 """How often a commit is tried until the log waits for the next round."""
 FILES_PER_COMMIT_MAX = 1_000
+COMPARED_PER_RUN_MAX = 10_000
+"""Files that are compared until the log waits for the next round, and some of one segment more."""
 CHECKPOINTED_PER_COMMIT_MAX = 1_000
 """Files that are written into checkpoints for each commit, on average."""
 
@@ -55,7 +58,8 @@ class TableState(State):
     READY = "nothing has begun"
     ASKING = "the chain is read: is there anything that the table lacked when it was seen last?"
     LOOKING = "the table is looked at"
-    READING = "the chain is read from the table's position on, or whole"
+    COMPARING = "a part of the chain is read, and compared with the table's files"
+    READING = "the chain is read from the table's position on"
     CHANGING = "a commit is being made"
     TIDYING = "a checkpoint is being made, or old versions are deleted"
     FOLLOWED = "the table has what is cold"
@@ -73,9 +77,16 @@ TRANSITIONS = Transitions(
             _S.FAILED: "refused",
         },
         _S.LOOKING: {
-            _S.READING: "it is this log's, or there is none",
+            _S.COMPARING: "it is this log's, and a part was not compared lately",
+            _S.READING: "all was compared, or enough in this run; or there is no table",
             _S.TIDYING: "a checkpoint is due",
             _S.FAILED: "another log's, or no log's; or refused",
+        },
+        _S.COMPARING: {
+            _S.COMPARING: "the part is the same, and there is a next one",
+            _S.CHANGING: "it lacks columns, or has other objects with the same records",
+            _S.READING: "all was compared, or enough in this run",
+            _S.FAILED: "the table is ahead, or differs; or refused; or a checkpoint failed",
         },
         _S.READING: {
             _S.CHANGING: "there is a difference",
@@ -86,7 +97,11 @@ TRANSITIONS = Transitions(
             _S.LOOKING: "made; or its outcome is unknown",
             _S.FAILED: "refused, or too many attempts",
         },
-        _S.TIDYING: {_S.READING: "made, or left for later", _S.FAILED: "refused"},
+        _S.TIDYING: {
+            _S.COMPARING: "made, or left for later; a part was not compared lately",
+            _S.READING: "made, or left for later",
+            _S.FAILED: "refused",
+        },
         _S.FOLLOWED: {},
         _S.FAILED: {},
     },
@@ -106,16 +121,19 @@ class ObjectAt:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The cold part of a log from some place on, without gaps, and where that ends.
+    """A part of the cold part of a log, from some place on, without gaps, and where that ends.
 
-    `first` is the first place that is not truncated, `end` the one after the last cold entry.
-    Objects with truncated records only are not among `objects`.
+    `first` is the first place of the log that is not truncated, `end` the one after the last cold
+    entry that was read.  If the cold part goes on, that is the end of a segment, and `objects` are
+    as many as one commit takes, and some of one segment more.  Objects with truncated records only
+    are not among them.
     """
 
     first: Place
     end: Place
     objects: tuple[ObjectAt, ...]
     fields: tuple[Field, ...]
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +177,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class ReadChain:
-    """Effect: read the cold part from the place on; answer with `ChainRead`.
-
-    Without `whole`, as many objects as one commit takes are enough.
-    """
+    """Effect: read a part of the cold part, from the place on; answer with `ChainRead`."""
 
     start: Place
-    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +221,7 @@ Work: TypeAlias = Look | ReadChain | Create | AddFields | Commit | Tidy
 Effect: TypeAlias = Work | Ended[bool]
 """The outcome is whether the table was looked at."""
 
-_BEGINNING: Place = (1, 0)
+BEGINNING: Place = (1, 0)
 
 
 class TableCommits(StepMachine[TableState, Event, Work, bool]):
@@ -217,27 +231,41 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         app_id: the log, as its table names it.
         form: the format of the table.
         checkpoint_every: after so many commits a checkpoint is made, or old versions deleted.
-        known: the table as it was seen last; None: all of it is compared.
+        known: the table as it was seen last; None: it is looked at.
+        compared: up to where its files were compared, if not all were lately.
+        compare_max: how many are compared in this run.
     """
 
     transitions = TRANSITIONS
 
     def __init__(
-        self, app_id: str, form: TableForm, *, checkpoint_every: int, known: Followed | None
+        self,
+        app_id: str,
+        form: TableForm,
+        *,
+        checkpoint_every: int,
+        known: Followed | None,
+        compared: Place | None,
+        compare_max: int = COMPARED_PER_RUN_MAX,
     ) -> None:
         self.state = TableState.READY
         self._app_id = app_id
         self._form = form
         self._checkpoint_every = checkpoint_every
         self._known = known
-        self._whole = known is None
+        self.compared = compared
+        """Up to where files were compared; None: all were."""
+        self._compare_max = compare_max
         self._table: TableSeen | None = None
         self._chain: Chain | None = None
         self._position: Place | None = None  # of the table at the end, or of the next commit
         self._attempts = 0
         self._tidied = -1  # the version of which a checkpoint was made, or tried
         self._late: DLError | None = None
+        self._adds_version = False
+        self._made_after = -2  # the version that was seen before the last commit that was made
         self._grown: tuple[Field, ...] = ()
+        self._replacing: Commit | None = None
 
     @property
     def followed(self) -> Followed | None:
@@ -272,10 +300,10 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
             return Ended(error)
 
     def _begin(self) -> Effect:
-        if self._known is None:
+        if self._known is None or self.compared is not None:
             return self._look()
         self._become(TableState.ASKING)
-        return ReadChain(self._known.position, whole=False)
+        return ReadChain(self._known.position)
 
     def _asked(self, chain: Chain) -> Effect:
         known = self._known
@@ -297,7 +325,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 f"{seen.description[:200]!r} and has no position of this log: it is of another "
                 f"log, or not made by dlog; to do: {self._form.away}, or unset the setting `table`"
             )
-        if self._position is not None and not self._attempts and seen.position < self._position:
+        if seen.version <= self._made_after:
             raise ObjectStoreError(
                 f"the store shows version {seen.version} of the table, which is older than the "
                 "last commit"
@@ -322,11 +350,12 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         return Tidy()
 
     def _read(self) -> Effect:
+        position = None if self._table is None else self._table.position
+        if position is not None and self.compared is not None and self._compare_max > 0:
+            self._become(TableState.COMPARING)
+            return ReadChain(self.compared)
         self._become(TableState.READING)
-        table = self._table
-        if table is None or table.position is None:
-            return ReadChain(_BEGINNING, whole=False)
-        return ReadChain(_BEGINNING if self._whole else table.position, whole=self._whole)
+        return ReadChain(position or BEGINNING)
 
     # The difference
 
@@ -347,15 +376,30 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 raise TableError(f"the table does not take the columns {missing}")
             self._grown = tuple(missing)
             return self._change(AddFields(self._grown, position))
-        if self._whole:
-            self._whole = False
-            replaced = self._replaced(table, position, chain)
-            if replaced is not None:
-                return self._change(replaced)
+        if self.state is TableState.COMPARING:
+            return self._compare(table, position, chain)
         return self._advance(table, position, chain)
+
+    def _compare(self, table: TableSeen, position: Place, chain: Chain) -> Effect:
+        """Compare the part with the table's files there, then go on to the next one."""
+        assert self.compared is not None
+        until = min(position, chain.end) if chain.goes_on else position
+        replaced = self._replaced(table, self.compared, until, chain)
+        if replaced is not None:
+            if replaced == self._replacing:
+                raise TableError(f"the table does not take {replaced.adds[0].name} and others")
+            self._replacing = replaced
+            return self._change(replaced)  # then the part is compared again
+        self._compare_max -= len(chain.objects)
+        self.compared = None if until == position else until
+        if chain.goes_on:
+            return self._read()
+        self._become(TableState.READING)
+        return self._advance(table, position, chain)  # it was read from there on, too
 
     def _change(self, effect: Create | AddFields | Commit) -> Effect:
         self._position = effect.position
+        self._adds_version = not isinstance(effect, AddFields)  # columns are none in Iceberg
         self._become(TableState.CHANGING)
         return effect
 
@@ -373,7 +417,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
 
     def _require_fit(self, table: TableSeen, position: Place, chain: Chain) -> None:
         """Raise `TableError` if the table is not one that followed this chain."""
-        if position > max(chain.first, chain.end):
+        if not chain.goes_on and position > max(chain.first, chain.end):
             raise TableError(
                 f"the table has records up to {boundary_of(position)}, and the log's cold records "
                 f"end at {boundary_of(max(chain.first, chain.end))}: the table is ahead of the "
@@ -390,14 +434,19 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 f"chain; to do: {self._form.remake}, and it is made again"
             )
 
-    def _replaced(self, table: TableSeen, position: Place, chain: Chain) -> Commit | None:
+    def _replaced(
+        self, table: TableSeen, start: Place, until: Place, chain: Chain
+    ) -> Commit | None:
         """Return the commit that puts objects in the place of those that had the same records.
+
+        Only those are compared that end after `start`, at `until` or before.
 
         Raises:
             TableError: the table lacks objects, or has others.
         """
-        files = {each.name: each for each in table.files if each.end > chain.first}
-        objects = {each.name: each for each in chain.objects if each.end <= position}
+        start = max(start, chain.first)
+        files = {each.name: each for each in table.files.ended_by(until, after=start)}
+        objects = {each.name: each for each in chain.objects if start < each.end <= until}
         adds = [each for name, each in objects.items() if name not in files]
         removes = [each for name, each in files.items() if name not in objects]
         if not adds and not removes:
@@ -408,7 +457,8 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 f"the table and the log differ in {', '.join(names[:3])}: another program changed "
                 f"the table; to do: {self._form.remake}, and it is made again"
             )
-        return Commit(tuple(adds), tuple(removes), position, is_same=True)
+        assert table.position is not None
+        return Commit(tuple(adds), tuple(removes), table.position, is_same=True)
 
     # Outcomes
 
@@ -416,6 +466,8 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         if self.state is TableState.TIDYING:
             return self._read()
         self._attempts = 0
+        if self._adds_version:
+            self._made_after = -1 if self._table is None else self._table.version
         return self._look()
 
     def _end(self) -> Effect:
@@ -430,7 +482,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         if self.state is TableState.TIDYING:
             self._late = error  # commits go on, and this is raised at the end
             return self._read()
-        self._grown = ()
+        self._grown, self._replacing = (), None
         self._attempts += 1
         if self.state is not TableState.CHANGING or self._attempts == ATTEMPTS_MAX:
             raise error
@@ -440,12 +492,14 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         """Assert all that holds between two events; tests call it after each."""
         assert self._attempts <= ATTEMPTS_MAX
         if self.state is TableState.CHANGING:
-            before = _BEGINNING if self._table is None else self._table.position
+            before = BEGINNING if self._table is None else self._table.position
             assert before is not None
             assert self._position is not None
             assert self._position >= before
         if self.state is TableState.FOLLOWED:
             assert self._late is None
+        if self.compared is None:
+            assert self.state is not TableState.COMPARING
 
 
 def _rows_by_segment(files: Sequence[ObjectAt | TableFile]) -> dict[int, int]:

@@ -8,6 +8,11 @@ commit that would add it later was decided by a look before that version, and is
 Therefore no version that is the newest at any time names an object that was deleted.  While there
 is no table yet, or it cannot be read, all objects of the log stay.
 
+One case is left to time: a commit that names an object in the place of one with the same records,
+by a worker that stood still until its records were truncated, or yet another one had taken its
+place in the chain.  A sweep deletes no object that is younger than a day, and the next comparison
+mends the table.
+
 Older versions of the table may name such objects: a reader of one fails, and finds no wrong rows.
 """
 

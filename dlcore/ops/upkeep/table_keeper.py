@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dlcore.base.background import all_of
-from dlcore.base.errors import CorruptMetadataError, LogNotFoundError
+from dlcore.base.errors import CorruptMetadataError, LogNotFoundError, ObjectStoreError
 from dlcore.base.steps import run_to_end
 from dlcore.log.cold.delta_log import DeltaState
 from dlcore.log.cold.files_kept import FilesKept
@@ -17,6 +17,8 @@ from dlcore.log.cold.table_format import CHECKPOINT_EVERY, AddedFile, app_id_of,
 from dlcore.log.cold.tables import form_of, table_at
 from dlcore.ops.upkeep.table_chain import ChainReader
 from dlcore.ops.upkeep.table_commits import (
+    BEGINNING,
+    COMPARED_PER_RUN_MAX,
     AddFields,
     ChainRead,
     Commit,
@@ -34,7 +36,7 @@ from dlcore.ops.upkeep.table_commits import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.log.cold.table_format import TableForm
+    from dlcore.log.cold.table_format import Place, TableForm
     from dlcore.log.cold.tables import LogTable
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
@@ -48,8 +50,14 @@ _FOOTERS_AT_ONCE = 8
 
 
 class _Seen(NamedTuple):
-    followed: Followed
-    compared_s: float
+    """A table: as it was seen last, and the comparison of its files that began last.
+
+    `compared` is up to where it has come; None: to the end.
+    """
+
+    followed: Followed | None
+    began_s: float
+    compared: Place | None
 
 
 class TableKeeper:
@@ -60,6 +68,7 @@ class TableKeeper:
         owner: the node that shows that this process lives.
         compare_every_s: how often all files of a table are compared with the chain.
         checkpoint_every: of how many commits one is followed by a checkpoint.
+        compare_max: how many files are compared each time that a table follows.
     """
 
     def __init__(
@@ -69,11 +78,13 @@ class TableKeeper:
         *,
         compare_every_s: float,
         checkpoint_every: int = CHECKPOINT_EVERY,
+        compare_max: int = COMPARED_PER_RUN_MAX,
     ) -> None:
         self._context = context
         self._chains = ChainReader(context, owner)
         self._compare_every_s = compare_every_s
         self._checkpoint_every = checkpoint_every
+        self._compare_max = compare_max
         self._seen: OrderedDict[str, _Seen] = OrderedDict()  # by log id
         self._kept = FilesKept[DeltaState]()
 
@@ -90,31 +101,50 @@ class TableKeeper:
             at, settings = await context.logs.open(log)
             if settings.table is None or settings.tier_url is None:
                 return False
-            now_s = asyncio.get_running_loop().time()
-            seen = self._seen.pop(log.log_id, None)
-            if seen is not None and seen.compared_s + self._compare_every_s <= now_s:
-                seen = None
             form = form_of(settings.table)
             app_id = app_id_of(context.cluster_id, log.log_id)
             url = f"{settings.tier_url}/{app_id}"
-            if seen is None:
-                self._kept.forget(url)  # what is compared is what is stored
+            seen = self._recall(log, url)
             table = table_at(form, url, app_id, context.cold.objects, self._kept)
             machine = TableCommits(
                 app_id,
                 form,
                 checkpoint_every=self._checkpoint_every,
-                known=None if seen is None else seen.followed,
+                known=seen.followed,
+                compared=seen.compared,
+                compare_max=self._compare_max,
             )
             job = _Job(context, self._chains, at.log, form, table)
-            looked = await run_to_end(machine, Signal.BEGIN, job.answer_of)
+            try:
+                looked = await run_to_end(machine, Signal.BEGIN, job.answer_of)
+            except ObjectStoreError:  # what was compared needs not be compared again
+                self._keep(log, _Seen(None, seen.began_s, machine.compared))
+                raise
             if machine.followed is not None:
-                compared_s = now_s if seen is None else seen.compared_s
-                self._seen[log.log_id] = _Seen(machine.followed, compared_s)
-                if len(self._seen) > _TABLES_KNOWN_MAX:
-                    self._seen.popitem(last=False)
+                self._keep(log, _Seen(machine.followed, seen.began_s, machine.compared))
             return looked
         return False
+
+    def is_comparing(self, log: LogKey) -> bool:
+        """Return whether more files of a table are to be compared soon."""
+        seen = self._seen.get(log.log_id)
+        return seen is not None and seen.compared is not None
+
+    def _recall(self, log: LogKey, url: str) -> _Seen:
+        """Return the table of a log as it was seen last, or one of which nothing was compared."""
+        now_s = asyncio.get_running_loop().time()
+        seen = self._seen.pop(log.log_id, None)
+        if seen is not None and (
+            seen.compared is not None or seen.began_s + self._compare_every_s > now_s
+        ):
+            return seen
+        self._kept.forget(url)  # what is compared is what is stored
+        return _Seen(None, now_s, BEGINNING)
+
+    def _keep(self, log: LogKey, seen: _Seen) -> None:
+        self._seen[log.log_id] = seen
+        if len(self._seen) > _TABLES_KNOWN_MAX:
+            self._seen.popitem(last=False)
 
 
 class _Job:
@@ -141,10 +171,8 @@ class _Job:
             case Look():
                 seen = await self._table.look()
                 return Signal.NO_TABLE if seen is None else Looked(seen)
-            case ReadChain(start, whole):
-                chain = await self._chains.read_chain(
-                    self._log, self._url, self._form, start, whole=whole
-                )
+            case ReadChain(start):
+                chain = await self._chains.read_chain(self._log, self._url, self._form, start)
                 return ChainRead(chain)
             case Create(fields, adds, position):
                 await self._table.create(self._log.name, fields, await self._added(adds), position)

@@ -174,7 +174,8 @@ class TierRounds:
                 with troubles.isolated(f"the table of log {log.name}"):
                     self._visits.looked(work.node, next_ms=0)  # again soon, unless it goes well
                     await self._tables.follow(log)
-                    self._visits.looked(work.node, next_ms=work.look.next_ms)
+                    if not self._tables.is_comparing(log):
+                        self._visits.looked(work.node, next_ms=work.look.next_ms)
         return count
 
 

@@ -36,6 +36,9 @@ def test_parts_answer_as_a_list_does(seed: int, monkeypatch: pytest.MonkeyPatch)
         place = (rng.randint(0, lssn + 1), rng.randint(0, 4))
         expected = [each for each in plain if each.end <= place]
         assert sorted(files.ended_by(place)) == sorted(expected)
+        after = (rng.randint(0, lssn + 1), rng.randint(0, 4))
+        later = [each for each in expected if each.end > after]
+        assert sorted(files.ended_by(place, after=after)) == sorted(later)
         found = files.beyond(place)
         assert (found is None) == (len(expected) == len(plain))
         assert found is None or found.end > place

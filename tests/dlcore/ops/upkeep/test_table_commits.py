@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,8 +80,22 @@ def seen(version: int, *objects: ObjectAt, position: Place | None = None) -> Tab
 class Run:
     """A machine that is checked after each event."""
 
-    def __init__(self, known: Followed | None = None, checkpoint_every: int = 100) -> None:
-        self.machine = TableCommits("c/l", DELTA, checkpoint_every=checkpoint_every, known=known)
+    def __init__(
+        self,
+        known: Followed | None = None,
+        checkpoint_every: int = 100,
+        *,
+        compared: Place | None = None,
+        compare_max: int = 100,
+    ) -> None:
+        self.machine = TableCommits(
+            "c/l",
+            DELTA,
+            checkpoint_every=checkpoint_every,
+            known=known,
+            compared=FIRST if known is None and compared is None else compared,
+            compare_max=compare_max,
+        )
 
     def handle(self, event: Event) -> Effect:
         """Feed an event."""
@@ -106,15 +120,15 @@ def test_a_table_is_made_with_the_first_objects_and_looked_at() -> None:
     """Its position is the end of the last one; nothing more is done while nothing is new."""
     run = Run()
     assert run.handle(Signal.BEGIN) == Look()
-    assert run.handle(Signal.NO_TABLE) == ReadChain(FIRST, whole=False)
+    assert run.handle(Signal.NO_TABLE) == ReadChain(FIRST)
     assert run.handle(ChainRead(chain(A, B))) == Create((X,), (A, B), (1, 6))
     assert run.handle(Signal.DONE) == Look()
-    assert run.handle(Looked(seen(0, A, B))) == ReadChain(FIRST, whole=True)
+    assert run.handle(Looked(seen(0, A, B))) == ReadChain(FIRST)
     assert run.handle(ChainRead(chain(A, B))) == Ended(True)
     followed = Followed((1, 6), FIRST, (X,))
     assert run.machine.followed == followed
     again = Run(followed)
-    assert again.handle(Signal.BEGIN) == ReadChain((1, 6), whole=False)
+    assert again.handle(Signal.BEGIN) == ReadChain((1, 6))
     assert again.handle(ChainRead(SAME)) == Ended(False)
     assert again.machine.followed == followed
 
@@ -136,7 +150,7 @@ def test_a_table_that_was_seen_is_looked_at_if_something_is_new(changed: Chain) 
     run = Run(Followed((1, 6), FIRST, (X,)))
     run.handle(Signal.BEGIN)
     assert run.handle(ChainRead(changed)) == Look()
-    assert run.handle(Looked(seen(3, A, B))) == ReadChain((1, 6), whole=False)
+    assert run.handle(Looked(seen(3, A, B))) == ReadChain((1, 6))
 
 
 def test_new_objects_are_added_and_truncated_ones_removed_in_one_commit() -> None:
@@ -183,7 +197,7 @@ def test_an_unknown_outcome_is_looked_up_before_anything_is_added() -> None:
     run.looked(seen(0, A))
     assert run.handle(ChainRead(chain(A, B))) == Commit((B,), (), (1, 6))
     assert run.handle(CallFailed(LOST)) == Look()
-    assert run.handle(Looked(seen(1, A, B))) == ReadChain((1, 6), whole=False)
+    assert run.handle(Looked(seen(1, A, B))) == ReadChain((1, 6))
     assert run.handle(ChainRead(SAME)) == Ended(True)
 
     run = Run()
@@ -256,8 +270,86 @@ def test_objects_with_the_same_records_take_the_place_of_others() -> None:
     effect = run.handle(ChainRead(chain(new, B, C)))
     assert effect == Commit((new,), (as_file(A),), (1, 6), is_same=True)
     run.handle(Signal.DONE)
-    assert run.handle(Looked(seen(2, new, B))) == ReadChain((1, 6), whole=False)
-    assert run.handle(ChainRead(chain(C))) == Commit((C,), (), (3, 5))
+    assert run.handle(Looked(seen(2, new, B))) == ReadChain(FIRST)  # it is compared again
+    assert run.handle(ChainRead(chain(new, B, C))) == Commit((C,), (), (3, 5))
+
+
+def test_other_objects_are_named_until_the_table_has_them() -> None:
+    """A lost commit is made again in the same run; a table that does not take them is refused."""
+    new = at(1, 0, 4, name="1/9-u-0-1.parquet")
+    commit = Commit((new,), (as_file(A),), (1, 6), is_same=True)
+    run = Run()
+    run.looked(seen(1, A, B))
+    assert run.handle(ChainRead(chain(new, B))) == commit
+    assert run.handle(CallFailed(LOST)) == Look()
+    assert run.handle(Looked(seen(1, A, B))) == ReadChain(FIRST)
+    assert run.handle(ChainRead(chain(new, B))) == commit
+    run.handle(Signal.DONE)
+    run.handle(Looked(seen(2, A, B)))
+    error = run.refused(ChainRead(chain(new, B)))
+    assert isinstance(error, TableError)
+    assert "does not take 1/9-u-0-1.parquet" in str(error)
+    assert run.machine.compared == FIRST
+
+
+MANY = [at(lssn, 0, 2) for lssn in range(1, 10)]
+
+
+def part(*numbers: int, first: Place = FIRST, goes_on: bool = True) -> Chain:
+    """Return a part of a chain of segments with an object each."""
+    found = replace(chain(*(MANY[each - 1] for each in numbers)), first=first)
+    return replace(found, end=max(first, found.end), goes_on=goes_on)
+
+
+def test_files_are_compared_part_by_part_and_some_in_each_run() -> None:
+    """Of a log of any size one part is in memory; what is new comes in each run."""
+    table = seen(1, *MANY[:8])
+    run = Run(compare_max=4)
+    assert run.looked(table) == ReadChain(FIRST)
+    assert run.handle(ChainRead(part(1, 2))) == ReadChain((2, 2))
+    assert run.handle(ChainRead(part(3, 4))) == ReadChain((8, 2))
+    assert run.handle(ChainRead(part(9, goes_on=False))) == Commit((MANY[8],), (), (9, 2))
+    run.handle(Signal.DONE)
+    assert run.handle(Looked(seen(2, *MANY))) == ReadChain((9, 2))
+    assert run.handle(ChainRead(replace(SAME, end=(9, 2)))) == Ended(True)
+    assert run.machine.compared == (4, 2)
+    known = run.machine.followed
+    assert known is not None
+    # The next run goes on from there, also over what was truncated meanwhile.
+    run = Run(known, compared=run.machine.compared, compare_max=4)
+    assert run.looked(seen(2, *MANY)) == ReadChain((4, 2))
+    left = part(6, 7, first=(6, 0))
+    assert run.handle(ChainRead(left)) == ReadChain((7, 2))
+    left = part(8, 9, first=(6, 0), goes_on=False)
+    assert run.handle(ChainRead(left)) == Commit((), tuple(map(as_file, MANY[:5])), (9, 2))
+    assert run.machine.compared is None
+
+
+@pytest.mark.parametrize(
+    ("table", "second", "said"),
+    [
+        (seen(1, *MANY[:2], *MANY[3:8]), part(3, 4), "differ in 3/7-t-0-1.parquet"),
+        (seen(1, *MANY[:8]), part(4), "differ in 3/7-t-0-1.parquet"),
+        (seen(1, *MANY[:8]), part(3, 4, goes_on=False), "is ahead of the log"),
+    ],
+    ids=["lacking", "other", "ahead"],
+)
+def test_a_later_part_that_differs(table: TableSeen, second: Chain, said: str) -> None:
+    """The table is refused, and what was compared before stays so."""
+    run = Run()
+    run.looked(table)
+    assert run.handle(ChainRead(part(1, 2))) == ReadChain((2, 2))
+    assert said in str(run.refused(ChainRead(second)))
+    assert run.machine.compared == (2, 2)
+
+
+def test_a_comparison_goes_on_after_the_store_failed() -> None:
+    """Without what was seen of the table before."""
+    run = Run(compared=(2, 2))
+    assert run.looked(seen(1, *MANY[:8])) == ReadChain((2, 2))
+    assert run.handle(ChainRead(part(3, 4))) == ReadChain((4, 2))
+    assert run.refused(CallFailed(LOST)) is LOST
+    assert run.machine.compared == (4, 2)
 
 
 def test_columns_are_added_before_files_that_have_them() -> None:
@@ -289,13 +381,13 @@ def test_checkpoints_are_made_of_some_versions() -> None:
     """If one fails, commits go on, and it is told at the end; a new process tries again."""
     run = Run(checkpoint_every=2)
     assert run.looked(seen(2, A)) == Tidy()
-    assert run.handle(Signal.DONE) == ReadChain(FIRST, whole=True)
+    assert run.handle(Signal.DONE) == ReadChain(FIRST)
     run.handle(ChainRead(chain(A, B)))
     run.handle(Signal.DONE)
-    assert run.handle(Looked(seen(3, A, B))) == ReadChain((1, 6), whole=False)
+    assert run.handle(Looked(seen(3, A, B))) == ReadChain((1, 6))
     run = Run(checkpoint_every=2)
     assert run.looked(seen(2, A)) == Tidy()
-    assert run.handle(CallFailed(LOST)) == ReadChain(FIRST, whole=True)
+    assert run.handle(CallFailed(LOST)) == ReadChain(FIRST)
     assert run.handle(ChainRead(chain(A, B))) == Commit((B,), (), (1, 6))
     run.handle(Signal.DONE)
     run.handle(Looked(seen(3, A, B)))
@@ -331,6 +423,7 @@ class World:
         self.rng = random.Random(seed)
         self.store = Store(self.rng)
         self.objects: list[ObjectAt] = []
+        self.replaced = 0
         self.first: Place = FIRST
         self.fields: tuple[Field, ...] = (X,)
         self.swept: set[str] = set()
@@ -347,28 +440,36 @@ class World:
             self.first = max(self.first, (found.end[0], found.end[1] - self.rng.randint(0, 1)))
         elif what < 0.7:
             self.fields = (X, Y)
+        elif what < 0.8 and self.objects:  # a scrub writes an object again
+            number = self.rng.randrange(len(self.objects))
+            found = self.objects[number]
+            self.replaced += 1
+            name = f"{found.start[0]}/{100 + self.replaced}-u-{found.start[1]}-1.parquet"
+            self.objects[number] = replace(found, name=name)
         self.sweep()
 
     def sweep(self) -> None:
         """Delete objects that are truncated, as `table_guard` lets the sweep do."""
         table = self.store.versions[-1] if self.store.versions else None
         for each in self.objects:
-            if each.end > self.first:
+            is_young = "-u-" in each.name  # a sweep leaves what is not a day old
+            if each.end > self.first or is_young:
                 continue
             named = table is not None and each.name in {file.name for file in table.files}
             if table is None or (table.position or FIRST)[0] <= each.start[0] or named:
                 continue
             self.swept.add(each.name)
 
-    def chain_from(self, start: Place, *, whole: bool) -> Chain:
+    def chain_from(self, start: Place) -> Chain:
         """Return what the driver reads."""
         begin = max(start, self.first)
         held = [each for each in self.objects if each.end > begin]
         end = max([self.first, *(each.end for each in self.objects)])
-        if not whole and len(held) > 2:
-            held = held[:2]
+        goes_on = len(held) > 2
+        if goes_on:  # after two objects, and the rest of a segment
+            held = [each for each in held if each.end[0] <= held[1].end[0]]
             end = max(self.first, held[-1].end)
-        return Chain(self.first, end, tuple(held), self.fields)
+        return Chain(self.first, end, tuple(held), self.fields, goes_on=goes_on)
 
     def answer(self, effect: Effect, looked: list[int]) -> Event:
         """Perform an effect on the store, which may lie."""
@@ -379,8 +480,8 @@ class World:
                     return CallFailed(LOST)
                 looked[0] = len(versions) - 1
                 return Looked(versions[-1]) if versions else Signal.NO_TABLE
-            case ReadChain(start, whole):
-                return ChainRead(self.chain_from(start, whole=whole))
+            case ReadChain(start):
+                return ChainRead(self.chain_from(start))
             case Tidy():
                 return Signal.DONE if self.rng.random() < 0.5 else CallFailed(LOST)
             case Create() | AddFields() | Commit():
@@ -413,15 +514,15 @@ class World:
 
     def check(self) -> None:
         """Each version has each file once, in order, without a gap, and none that is deleted."""
-        held = {each.name: each for each in self.objects}
+        held = {each.end: each for each in self.objects}
         for table in self.store.versions[-2:]:
-            names = [each.name for each in table.files]
-            assert len(names) == len(set(names))
+            ends = [each.end for each in table.files]
+            assert len(ends) == len(set(ends))
             assert table.position is not None
-            expected = [each.name for each in self.objects if each.end <= table.position]
-            begun = expected.index(names[0]) if names else len(expected)
-            assert names == expected[begun:]
-            missed = [held[name] for name in expected[:begun]]
+            expected = [each.end for each in self.objects if each.end <= table.position]
+            begun = expected.index(ends[0]) if ends else len(expected)
+            assert ends == expected[begun:]
+            missed = [held[end] for end in expected[:begun]]
             assert all(each.end <= self.first for each in missed)
         if self.store.versions:
             assert not {each.name for each in self.store.versions[-1].files} & self.swept
@@ -437,10 +538,10 @@ def test_a_checkpoint_of_many_files_is_made_less_often() -> None:
 
     assert effect_at(3, 0, 10) == Tidy()
     assert effect_at(4, 1, 10) == Tidy()
-    assert effect_at(9, 7, 10) == ReadChain(FIRST, whole=True)
-    assert effect_at(0, -10, 10) == ReadChain(FIRST, whole=True)
+    assert effect_at(9, 7, 10) == ReadChain(FIRST)
+    assert effect_at(0, -10, 10) == ReadChain(FIRST)
     assert effect_at(10, 7, 3_999) == Tidy()
-    assert effect_at(10, 7, 4_000) == ReadChain(FIRST, whole=True)
+    assert effect_at(10, 7, 4_000) == ReadChain(FIRST)
     assert effect_at(12, 7, 4_000) == Tidy()
 
 
@@ -450,6 +551,7 @@ def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
     world = World(seed)
     workers: list[tuple[TableCommits, Effect, list[int]] | None] = [None, None]
     known: list[Followed | None] = [None, None]
+    compared: list[Place | None] = [None, None]
     for _ in range(120):
         number = world.rng.randrange(2)
         worker = workers[number]
@@ -459,8 +561,8 @@ def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
             world.store.deliver()
         if worker is None or world.rng.random() < 0.05:  # begin, or die and begin again
             if worker is not None:
-                known[number] = None
-            machine = TableCommits("c/l", DELTA, checkpoint_every=3, known=known[number])
+                known[number] = compared[number] = None
+            machine = Run(known[number], 3, compared=compared[number], compare_max=4).machine
             workers[number] = machine, machine.handle(Signal.BEGIN), [-1]
             continue
         machine, effect, looked = worker
@@ -469,14 +571,14 @@ def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
         workers[number] = machine, effect, looked
         if isinstance(effect, Ended):
             assert effect.outcome in (True, False, LOST) or "older than" in str(effect.outcome)
-            known[number] = machine.followed
+            known[number], compared[number] = machine.followed, machine.compared
             workers[number] = None
         world.check()
     world.store.deliver()
     world.rng = random.Random(seed)
     outcome: object = None
     for _ in range(100):
-        machine = TableCommits("c/l", DELTA, checkpoint_every=3, known=None)
+        machine = Run(None, 3).machine
         effect, looked = machine.handle(Signal.BEGIN), [-1]
         while not isinstance(effect, Ended):
             effect = machine.handle(world.answer(effect, looked))

@@ -24,6 +24,7 @@ from dlcore.log.cold.stores import StoredObjects
 from dlcore.log.cold.table_format import boundary_of, place_of
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.ops.upkeep import table_chain
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.table_keeper import TableKeeper
 from dlcore.ops.upkeep.worker import LogUpkeep
@@ -448,6 +449,48 @@ def test_two_workers_at_once(tmp_path: Path, kind: str) -> None:
             assert all(each is True or isinstance(each, ObjectStoreError) for each in results)
             await others[0].follow(scene.log._log)
             await scene.check()
+
+    on_table(tmp_path / "tier", body, kind=kind)
+
+
+def test_files_are_compared_part_by_part(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round compares some, and the next one comes soon; then none for a while.
+
+    In the end an object that has another name by now was found, as one that was written again.
+    """
+    monkeypatch.setattr(table_chain, "FILES_PER_COMMIT_MAX", 4)
+
+    async def body(scene: TableScene) -> None:
+        for _ in range(6):
+            await scene.write()
+            await scene.follow()
+        await scene.log.update_settings(tier_after_s=3600)  # the log itself is not looked at soon
+        scene.start_worker()
+        keeper = scene.worker._tiers._tables
+        keeper._compare_max = 5
+        places, counts = [], []
+        read = keeper._chains.read_chain
+
+        async def counted(log: Any, url: str, form: Any, start: Any) -> Any:
+            found = await read(log, url, form, start)
+            places.append(start)
+            counts.append(len(found.objects))
+            return found
+
+        monkeypatch.setattr(keeper._chains, "read_chain", counted)
+        rounds = 0
+        for _ in range(4):
+            await scene.worker.tier()
+            rounds += keeper.is_comparing(scene.log._log)
+        # Twice four objects, then what is new, of which there is none; then the others.
+        assert [lssn for lssn, _ in places[:4]] == [1, 2, 6, 4]
+        assert (counts[:4], rounds) == ([4, 4, 0, 4], 1)
+        places.clear()
+        await scene.worker.tier()
+        assert places == []  # the log is not looked at
+        await scene.check()
 
     on_table(tmp_path / "tier", body, kind=kind)
 
