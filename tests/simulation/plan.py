@@ -274,12 +274,15 @@ def with_proxies(plan: Plan, *, has_consumers: bool = False, has_remotes: bool =
 def with_redactions(plan: Plan) -> Plan:
     """Return a plan with a log whose rows are redacted.
 
-    Bookies must answer, so none loses its disk for good, or has one that is damaged or full.
+    Bookies must answer, so none loses its disk for good, or has one that is damaged or full.  A
+    redaction makes hundreds of requests to the metadata, one after the other: with the slowest
+    answers it would not end within the time that healing has.
     """
     unfit = ("lost disk", "damage", "full disk")
     return replace(
         plan,
         has_redactions=True,
+        metadata_latency_s=min(plan.metadata_latency_s, 0.05),
         maintenance_interval_s=plan.maintenance_interval_s or 0.3,
         faults=tuple(each for each in plan.faults if each not in unfit),
     )

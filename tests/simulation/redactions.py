@@ -152,6 +152,9 @@ class Redactions:
         if self._redacted == person:
             self._redacted = None
 
+    def _is_under_way(self) -> bool:
+        return self._redacted is not None
+
     # The end
 
     async def finish(self, keeper: LogProcess) -> None:
@@ -161,9 +164,9 @@ class Redactions:
         first = [] if begun is None else [begun]
         for person in (*first, *(each for each in range(self._person) if each != begun)):
             self._redacted = person
-            while self._redacted is not None:
+            while self._is_under_way():
                 await self._run(keeper, person)
-                if self._world.loop.time() > deadline:
+                if self._is_under_way() and self._world.loop.time() > deadline:
                     raise InvariantViolatedError(LIVE, f"the redaction of {person} does not end")
 
     async def check_whole(self, keeper: LogProcess) -> None:
