@@ -164,7 +164,6 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
         self._run = run
         self._merged = merged
         self._merges = merges
-        self._counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
         self._attempts = Attempts(f"merging log {log.name!r}", "to swap")
         self._planned: tuple[Op, ...] = ()
         self.also: tuple[Op, ...] = ()
@@ -198,6 +197,12 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
         self._become(SwapState.LOOKING)
         head = self._paths.log_of(self._log.log_id).head
         return Look((head, *map(self._paths.staged_ledger, self._ledger_ids())))
+
+    @property
+    def _counts(self) -> Counter[int]:
+        """How many extents of the run lie in each ledger."""
+        run = self._run
+        return Counter(part.ledger_id for part in self._stored.extents[run.first : run.end])
 
     def _ledger_ids(self) -> list[int]:
         return [self._merged.ledger_id, *self._counts]

@@ -53,13 +53,42 @@ class _ViewRing:
             self.ring.append(more.run(self.view, came_s=came_s))
 
 
+class _Rings:
+    """The rings of one log: readers with the same columns share one."""
+
+    def __init__(self, budget: RingBudget) -> None:
+        self._budget = budget
+        self._rings: dict[bytes, _ViewRing] = {}
+
+    def append(self, more: Fetched, came_s: float) -> None:
+        """Put entries that came now into each ring."""
+        for known in self._rings.values():
+            known.append(more, came_s)
+
+    @contextmanager
+    def ring(self, view: View, end: DLSN) -> Iterator[Ring]:
+        """Yield the ring of a view; a new one begins at `end`."""
+        key = view.schema.serialize().to_pybytes()
+        known = self._rings.get(key)
+        if known is None:
+            known = self._rings[key] = _ViewRing(view, self._budget.open_ring(end))
+        known.users += 1
+        try:
+            yield known.ring
+        finally:
+            known.users -= 1
+            if not known.users:
+                del self._rings[key]
+                known.ring.close()
+
+
 def _found(found: asyncio.Future[DLSN], position: DLSN) -> None:
     if not found.done():  # else the waiter is being cancelled
         found.set_result(position)
 
 
 class FollowedLog:
-    """One log, followed from its end on.  Readers with the same columns share a ring.
+    """One log, followed from its end on, for readers in rings.
 
     A reader of `dlcore` reads the log, and its rows go into each ring at once.  Then `news` is set
     and replaced by a new event.  After an error, or the end of a sealed log, no rows follow.
@@ -71,8 +100,7 @@ class FollowedLog:
         self._log = log
         self.end = end
         """The position up to which the log is followed; its records before that are readable."""
-        self._budget = budget
-        self._rings: dict[bytes, _ViewRing] = {}
+        self._rings = _Rings(budget)
         self._awaited: Awaited[asyncio.Future[DLSN]] = Awaited()
         self.records = 0
         """The number of records before the end, once some came."""
@@ -99,8 +127,7 @@ class FollowedLog:
                     taken = await reader.take_entries()
                     came_s = steady_s()
                     for each in fetched(taken, row_bytes=row_bytes, sizes=repeat(RUN_BYTES)):
-                        for known in self._rings.values():
-                            known.append(each, came_s)
+                        self._rings.append(each, came_s)
                         self.end = each.end
                         last = each.rows[-1]
                         before = last.place.sequence_id + last.first_slot
@@ -150,18 +177,8 @@ class FollowedLog:
     @contextmanager
     def ring(self, view: View) -> Iterator[Ring]:
         """Yield the ring of a view; a new ring begins at the position up to which we followed."""
-        key = view.schema.serialize().to_pybytes()
-        known = self._rings.get(key)
-        if known is None:
-            known = self._rings[key] = _ViewRing(view, self._budget.open_ring(self.end))
-        known.users += 1
-        try:
-            yield known.ring
-        finally:
-            known.users -= 1
-            if not known.users:
-                del self._rings[key]
-                known.ring.close()
+        with self._rings.ring(view, self.end) as ring:
+            yield ring
 
 
 class FollowedLogs:

@@ -21,7 +21,7 @@ from dlcore.base.config import MIB
 from dlcore.base.errors import ReaderStalledError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sized
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sized
 
 Send: TypeAlias = "Callable[[Any], Coroutine[Any, Any, None]]"
 """Sends a message, which is of the kind that the reader's view makes."""
@@ -44,6 +44,62 @@ class _Sending:
     answer: asyncio.Future[None]
 
 
+class _InTransit:
+    """The messages in transit and their bytes, at most `bytes_max`.  No I/O, no clock."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.size_bytes = 0
+        self._sending: dict[_Sending, None] = {}  # in the order of their start
+        self._leaving: dict[_Sending, None] = {}  # ended, but gRPC has not freed them yet
+
+    def __iter__(self) -> Iterator[_Sending]:
+        return iter(self._sending)
+
+    def begin(self, sending: _Sending) -> None:
+        """Count a message whose sending begins."""
+        self._sending[sending] = None
+        self.size_bytes += sending.size_bytes
+
+    def end(self, sending: _Sending) -> None:
+        """Forget a message that was received, or whose call has ended."""
+        self._sending.pop(sending, None)
+        self._leaving.pop(sending, None)
+        self.size_bytes -= sending.size_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether a message of this size may begin."""
+        return self._fits(self.size_bytes, size_bytes)
+
+    def _fits(self, taken_bytes: int, size_bytes: int) -> bool:
+        # A message larger than the bound must be sent as well: then it is alone.
+        return not taken_bytes or taken_bytes + size_bytes <= self.bytes_max
+
+    def make_room(self, size_bytes: int, *, now_s: float) -> float | _Sending:
+        """Give up the message that has stalled for longest, if its time is over.
+
+        Returns: the message that was given up, or the seconds to wait for memory before the next
+            call; 0: call again at once.
+
+        While the clients ended so far free enough memory, no other one is ended.  gRPC gets as much
+        time to free their messages as a client has; afterwards they do not count any more.
+        """
+        leaving_bytes = sum(each.size_bytes for each in self._leaving)
+        is_enough = self._fits(self.size_bytes - leaving_bytes, size_bytes)
+        oldest = next(iter(self._leaving if is_enough else self._sending))
+        if oldest.until_s > now_s:
+            return oldest.until_s - now_s
+        if is_enough:
+            del self._leaving[oldest]
+            self.size_bytes -= oldest.size_bytes
+            oldest.size_bytes = 0
+            return 0.0
+        del self._sending[oldest]
+        oldest.until_s = now_s + STALL_S
+        self._leaving[oldest] = None
+        return oldest
+
+
 class Outgoing:
     """The messages in transit to readers, at most `bytes_max`; a single message always has room.
 
@@ -60,19 +116,26 @@ class Outgoing:
         on_use: Callable[[], None] = lambda: None,
         on_full: Callable[[], None] = lambda: None,
     ) -> None:
-        self.bytes_max = bytes_max
-        self.size_bytes = 0
         self.sent_bytes = 0
         """Bytes of the messages that were begun."""
-        self._on_use = on_use
-        self._on_full = on_full
-        self._sending: dict[_Sending, None] = {}  # in the order of their start
-        self._leaving: dict[_Sending, None] = {}  # ended, but gRPC has not freed them yet
-        self._readers = 0
         self.readers_waiting = 0
         """Number of readers that wait for memory to read ahead."""
+        self._on_use = on_use
+        self._on_full = on_full
+        self._in_transit = _InTransit(bytes_max)
+        self._readers = 0
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
+
+    @property
+    def bytes_max(self) -> int:
+        """Most bytes in transit."""
+        return self._in_transit.bytes_max
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in transit now."""
+        return self._in_transit.size_bytes
 
     async def send(self, send: Send, message: Sized) -> None:
         """Wait for memory, and send a message of a ring.
@@ -96,8 +159,7 @@ class Outgoing:
         answer = loop.create_future()
         sending = _Sending(size_bytes, loop.time() + STALL_S, answer)
         writing = start_task(send(message), partial(self._written, sending))
-        self._sending[sending] = None
-        self.size_bytes += size_bytes
+        self._in_transit.begin(sending)
         self.sent_bytes += len(message)
         self._on_use()
         if self.is_short:
@@ -107,9 +169,7 @@ class Outgoing:
 
     def _written(self, sending: _Sending, writing: asyncio.Future[None]) -> None:
         """Note that a message was received, or that its call has ended."""
-        self._sending.pop(sending, None)
-        self._leaving.pop(sending, None)
-        self.size_bytes -= sending.size_bytes
+        self._in_transit.end(sending)
         self._freed.set()
         self._on_use()
         error = None if writing.cancelled() else writing.exception()
@@ -124,7 +184,7 @@ class Outgoing:
 
     def resize(self, bytes_max: int) -> None:
         """Use this many bytes from now on; what is in transit beyond them stays."""
-        self.bytes_max = bytes_max
+        self._in_transit.bytes_max = bytes_max
         self._freed.set()
 
     @property
@@ -154,56 +214,30 @@ class Outgoing:
 
     async def _room(self, size_bytes: int) -> None:
         """Wait for memory, in order; end clients that have stalled for too long."""
-        if self._has_room(size_bytes) and not self._turn.locked():
+        in_transit = self._in_transit
+        if in_transit.has_room(size_bytes) and not self._turn.locked():
             return
         async with self._turn:
-            while not self._has_room(size_bytes):
-                left_s = self._make_room(size_bytes)
-                if left_s <= 0:
-                    continue
-                self._freed.clear()
-                try:
-                    async with asyncio.timeout(left_s):
-                        await self._freed.wait()
-                except TimeoutError:
-                    pass
+            while not in_transit.has_room(size_bytes):
+                now_s = asyncio.get_running_loop().time()
+                found = in_transit.make_room(size_bytes, now_s=now_s)
+                if isinstance(found, _Sending):
+                    self._end(found)
+                elif found > 0:
+                    self._freed.clear()
+                    try:
+                        async with asyncio.timeout(found):
+                            await self._freed.wait()
+                    except TimeoutError:
+                        pass
 
-    def _has_room(self, size_bytes: int) -> bool:
-        return self._fits(self.size_bytes, size_bytes)
-
-    def _fits(self, taken_bytes: int, size_bytes: int) -> bool:
-        # A message larger than the bound must be sent as well: then it is alone.
-        return not taken_bytes or taken_bytes + size_bytes <= self.bytes_max
-
-    def _make_room(self, size_bytes: int) -> float:
-        """End the client that has stalled for longest, if its time is over.
-
-        Returns: the seconds to wait for memory before the next call; 0: call again at once.
-
-        While the clients ended so far free enough memory, no other one is ended.  gRPC gets as much
-        time to free their messages as a client has; afterwards they do not count any more.
-        """
-        now_s = asyncio.get_running_loop().time()
-        leaving_bytes = sum(each.size_bytes for each in self._leaving)
-        staying_bytes = self.size_bytes - leaving_bytes
-        is_enough = self._fits(staying_bytes, size_bytes)
-        oldest = next(iter(self._leaving if is_enough else self._sending))
-        if oldest.until_s > now_s:
-            return oldest.until_s - now_s
-        if is_enough:
-            del self._leaving[oldest]
-            self.size_bytes -= oldest.size_bytes
-            oldest.size_bytes = 0
-            return 0.0
-        del self._sending[oldest]
-        oldest.until_s = now_s + STALL_S
-        self._leaving[oldest] = None
+    def _end(self, stalled: _Sending) -> None:
+        """End the client of a message that was given up."""
         self._on_full()
-        if not oldest.answer.done():
-            oldest.answer.set_exception(
+        if not stalled.answer.done():
+            stalled.answer.set_exception(
                 ReaderStalledError(
                     f"the client received nothing for {STALL_S:g} s, and other clients need the "
                     "memory: it can go on from the position in the metadata of its last batch"
                 )
             )
-        return 0.0

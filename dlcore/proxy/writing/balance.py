@@ -187,6 +187,19 @@ class _Limits:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How long the live proxies must be the same, and the pause after a step."""
+
+    after_s: float
+    pause_s: float
+
+    @property
+    def look_s(self) -> float:
+        """The pause after a look without a step."""
+        return LOOK_PAUSES * self.pause_s
+
+
 class _LiveProxies:
     """The live proxies, and since when they are the same ones."""
 
@@ -309,12 +322,11 @@ class Balancer:
     def __init__(self, location: str, *, after_s: float, pause_s: float, tolerance: float) -> None:
         assert pause_s > 0
         self._location = location
-        self._after_s = after_s
-        self._pause_s = pause_s
+        self._pace = _Pace(after_s, pause_s)
         self._tolerance = tolerance
         self._live = _LiveProxies()
         self._meters = _Meters()
-        self._telling = _Telling(LOOK_PAUSES * pause_s)
+        self._telling = _Telling(self._pace.look_s)
         self._sent = _HandedOver()
         self._candidates: list[_Candidate] = []
         self.state = BalanceState.ALONE
@@ -329,7 +341,8 @@ class Balancer:
     @property
     def wait_s(self) -> float:
         """Seconds to wait until the next look."""
-        return self._pause_s * (1 if self.state is BalanceState.MOVING else LOOK_PAUSES)
+        is_moving = self.state is BalanceState.MOVING
+        return self._pace.pause_s if is_moving else self._pace.look_s
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; return the effects to perform."""
@@ -360,7 +373,7 @@ class Balancer:
         if not others:
             self.state = BalanceState.ALONE
             return told
-        if self._live.same_s(event.now_s) < self._after_s:
+        if self._live.same_s(event.now_s) < self._pace.after_s:
             self.state = BalanceState.SETTLING
             return told
         if not self._candidates:
@@ -381,7 +394,7 @@ class Balancer:
         self._sent.forget_told_of(told, event.now_s)
         loads = {location: self._sent.counted(location, load) for location, load in told.items()}
         chosen = self._step(loads)
-        told_s = _TOLD_LOOKS * LOOK_PAUSES * self._pause_s
+        told_s = _TOLD_LOOKS * self._pace.look_s
         for each in chosen:
             until_s = event.now_s + (told_s if each.log.is_open else max(told_s, _UNUSED_S))
             self._sent.add(_Sent(each.log.home, until_s, each.bytes_per_s))

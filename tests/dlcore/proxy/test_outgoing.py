@@ -257,8 +257,8 @@ def test_one_whose_connection_is_not_found_is_told_why(
 async def until_stalled(sending: Outgoing) -> list[_Sending]:
     """Wait until the one message that is on its way is not taken; return it."""
     seen: list[_Sending] = []
-    while not seen or list(sending._sending) != seen:
-        seen = list(sending._sending)
+    while not seen or list(sending._in_transit) != seen:
+        seen = list(sending._in_transit)
         await asyncio.sleep(0.1)
     return seen
 
