@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 _RETRY_S_MAX = 600.0
 _EXPORT_LOOK_S = 60.0
 _EARLY_S = 5.0
-_PAUSES_PER_WORK = 10
+_PAUSES_PER_LOOK = 10
 _SWEEP = "sweep"
 
 
@@ -236,17 +236,18 @@ class LogUpkeep:
         """Tier for some time what is due in logs whose segments wait less than for a round.
 
         Nothing else is looked at.  After a failure nothing more is tried: the next round tells it,
-        and tries again.  The pauses grow with the work, so that most of the time is pauses.
+        and tries again.  A pause is as long as the work before it, which had to be done anyway, and
+        ten times as long as looks that found nothing.
         """
         loop = asyncio.get_running_loop()
         end_s, pause_s = loop.time() + for_s, _EARLY_S
         while loop.time() + pause_s < end_s:
             await asyncio.sleep(pause_s)
             began_s, troubles = loop.time(), Troubles()
-            await self._tiers.tier_early(troubles)
+            count = await self._tiers.tier_early(troubles)
             if troubles.count:
                 break
-            pause_s = max(_EARLY_S, _PAUSES_PER_WORK * (loop.time() - began_s))
+            pause_s = max(_EARLY_S, (loop.time() - began_s) * (1 if count else _PAUSES_PER_LOOK))
         await asyncio.sleep(max(0.0, end_s - loop.time()))
 
     async def _delete_strays(self) -> int:
