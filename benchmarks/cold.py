@@ -46,7 +46,8 @@ FLIGHTS = 8
 """How often the flights are in the log that is tiered and scanned: 2.7 million rows."""
 _SEGMENT_BYTES = 64 * MIB
 _APPENDS = 500
-_CONFIG = LogConfig(quorum=QuorumConfig.of_replication_factor(3), segment_bytes_max=_SEGMENT_BYTES)
+CONFIG = LogConfig(quorum=QuorumConfig.of_replication_factor(3), segment_bytes_max=_SEGMENT_BYTES)
+"""Of the logs that are tiered."""
 _UPKEEP = UpkeepConfig(tier_bytes_per_s=1e12, merged_grace_s=0, tier_grace_s=0)
 _QUESTION = ("carrier", "dep_delay", "distance")
 
@@ -57,7 +58,7 @@ def tiering(sandbox: Sandbox, folder: Path) -> list[Figure]:
     MB/s of what bookies have.  Bookies are read, objects written, synced, read back, decoded and
     compared; `write_table` has the rows in memory, and writes and syncs one file.
     """
-    table = _flights()
+    table = many_flights()
     cost, plain = CpuCost([each.pid for each in sandbox.bookies]), CpuCost([])
     written: list[int] = []
 
@@ -65,7 +66,7 @@ def tiering(sandbox: Sandbox, folder: Path) -> list[Figure]:
         log, tier_url = f"bench/{uuid4().hex}", f"file://{folder}/{uuid4().hex}"
         size_bytes = _write(sandbox.uri, log, table, tier_url)
         written.append(size_bytes)
-        seconds = asyncio.run(_tier(sandbox.uri, cost))
+        seconds = asyncio.run(tier_all(sandbox.uri, cost))
         drop_log(sandbox.uri, log)
         return size_bytes / 1e6 / seconds
 
@@ -106,9 +107,9 @@ def cold_scan(sandbox: Sandbox, folder: Path) -> list[Figure]:
     The first figure is of a question asked again of the same table; the second has the call of
     `dlspark.table`, which opens the log, and that of `spark.read.parquet`, which reads a footer.
     """
-    table, log, tier = _flights(), f"bench/{uuid4().hex}", folder / "tier"
+    table, log, tier = many_flights(), f"bench/{uuid4().hex}", folder / "tier"
     _write(sandbox.uri, log, table, f"file://{tier}")
-    asyncio.run(_tier(sandbox.uri, CpuCost([])))
+    asyncio.run(tier_all(sandbox.uri, CpuCost([])))
     paths = [str(each) for each in tier.glob("*/*/*/*.parquet")]
     rows = table.num_rows
     with spark_session(folder) as spark:
@@ -119,15 +120,15 @@ def cold_scan(sandbox: Sandbox, folder: Path) -> list[Figure]:
         def plain() -> DataFrame:
             return spark.read.parquet(*paths)
 
-        assert _answer(ours()) == _answer(plain())
+        assert answer_of(ours()) == answer_of(plain())
         our_frame, plain_frame = ours(), plain()
         figures = [
             measure(
                 name=name,
                 unit="records/s",
                 target=Target(ratio=0.95, is_rate=True),
-                value=lambda frame=value: _scan_rate(frame, rows),  # type: ignore[misc]
-                limit=lambda frame=limit: _scan_rate(frame, rows),  # type: ignore[misc]
+                value=lambda frame=value: scan_rate(frame, rows),  # type: ignore[misc]
+                limit=lambda frame=limit: scan_rate(frame, rows),  # type: ignore[misc]
             )
             for name, value, limit in (
                 ("cold_scan", lambda: our_frame, lambda: plain_frame),
@@ -195,7 +196,8 @@ def _beside(
     ]
 
 
-def _flights() -> pa.Table:
+def many_flights() -> pa.Table:
+    """Return the flights, `FLIGHTS` times."""
     table = pa.Table.from_pandas(load_flights().drop(columns=["txid"]), preserve_index=False)
     return pa.concat_tables([table] * FLIGHTS).combine_chunks()
 
@@ -204,14 +206,14 @@ def _write(uri: str, log: str, table: pa.Table, tier: str) -> int:
     """Write a table to a new log with a tier; return how many bytes bookies have."""
     with open_namespace(uri) as namespace:
         settings = LogSettings(tier=tier, tier_after_s=0)
-        namespace.create_log(log, config=_CONFIG, schema=table.schema, settings=settings)
-        with namespace.open_log(log, config=_CONFIG).open_writer() as writer:
+        namespace.create_log(log, config=CONFIG, schema=table.schema, settings=settings)
+        with namespace.open_log(log, config=CONFIG).open_writer() as writer:
             writer.write_table(table)
         segments = namespace.open_log(log).get_log_segments()
         return sum(extent.size_bytes for each in segments for extent in each.extents)
 
 
-async def _tier(uri: str, cost: CpuCost) -> float:
+async def tier_all(uri: str, cost: CpuCost) -> float:
     """Tier all that is due; return the seconds."""
     async with await open_namespace_async(uri) as namespace:
         upkeep = LogUpkeep.of(namespace, _UPKEEP)
@@ -222,14 +224,16 @@ async def _tier(uri: str, cost: CpuCost) -> float:
         return time.perf_counter() - started
 
 
-def _answer(frame: DataFrame) -> list[tuple[object, ...]]:
+def answer_of(frame: DataFrame) -> list[tuple[object, ...]]:
+    """Ask for three columns of the flights."""
     grouped = frame.groupBy("carrier").agg(F.count("*"), F.sum("dep_delay"), F.sum("distance"))
     return sorted(tuple(row) for row in grouped.collect())
 
 
-def _scan_rate(frame: Callable[[], DataFrame], rows: int) -> float:
+def scan_rate(frame: Callable[[], DataFrame], rows: int) -> float:
+    """Return how many rows a second it takes to make a frame, and to answer the question."""
     started = time.perf_counter()
-    _answer(frame())
+    answer_of(frame())
     return rows / (time.perf_counter() - started)
 
 
@@ -241,11 +245,11 @@ def _logs_to_read(sandbox: Sandbox, folder: Path) -> tuple[str, str]:
         names.append(f"bench/{uuid4().hex}")
         with open_namespace(sandbox.uri) as namespace:
             settings = LogSettings(tier=tier, tier_after_s=0)
-            namespace.create_log(names[-1], config=_CONFIG, settings=settings)
-            with namespace.open_log(names[-1], config=_CONFIG).open_writer() as writer:
+            namespace.create_log(names[-1], config=CONFIG, settings=settings)
+            with namespace.open_log(names[-1], config=CONFIG).open_writer() as writer:
                 for batch in batches:
                     writer.write_batch(batch)
-    asyncio.run(_tier(sandbox.uri, CpuCost([])))
+    asyncio.run(tier_all(sandbox.uri, CpuCost([])))
     return names[0], names[1]
 
 
@@ -270,7 +274,7 @@ async def _read_on(namespace: object, log: str) -> None:
 def _proxy_appends(location: str, sandbox: Sandbox) -> list[float]:
     log, batch, times = f"bench/{uuid4().hex}", one_record(), []
     with open_namespace(sandbox.uri) as namespace:
-        namespace.create_log(log, config=_CONFIG)
+        namespace.create_log(log, config=CONFIG)
     put = Put(location, log, batch.schema)
     put.write(batch, in_flight_max=0)
     for _ in range(_APPENDS):

@@ -250,7 +250,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/spark-watch.md", 1),
     ("docs/spark-write.md", 1),
     ("docs/spark.md", 1),
-    ("docs/tables.md", 7),
+    ("docs/tables.md", 8),
     ("docs/tier.md", 5),
 ]
 """Pages, and how many blocks of each are run."""

@@ -77,7 +77,8 @@ class UpkeepConfig:
     """How old a segment's last record is when the segment goes to a tier, in logs that have no
     setting `tier_after_s` of their own."""
     tier_interval_s: float = 60.0
-    """How often a worker looks for segments that are old enough for their log's tier."""
+    """How often a worker looks for segments that are old enough for their log's tier; in logs whose
+    `tier_after_s` is less than this, also each five seconds in between."""
     tier_bytes_per_s: float = 32.0 * MIB
     """Pace of reading from bookies for tiers, for all logs of one worker."""
     tier_object_bytes: int = 64 * MIB

@@ -1,7 +1,8 @@
 """Rounds over the logs that may have a tier: performs what `tier_visits.py` decides.
 
 A round lists the nodes of logs, reads those that it does not know, and heads and settings of those
-that may have something due, many at once.  Only a log where something is due costs a lock.
+that may have something due, many at once.  Only a log where something is due costs a lock.  Early
+rounds, between others, read heads and settings of logs that want to be tiered sooner.
 """
 
 from __future__ import annotations
@@ -97,9 +98,27 @@ class TierRounds:
                 self._use(self._wanted)
         await self._tierer.tidy()
         await self._list()
+        due = self._visits.due(self._context.clock.now_ms())
+        return await self._visit(due, troubles, is_early=False)
+
+    async def tier_early(self, troubles: Troubles) -> int:
+        """Tier what is due in logs whose segments wait less than for a round; return how many runs.
+
+        The other logs are not looked at, and no table is unless its log had something due: that is
+        left for rounds.
+
+        Raises:
+            MetadataError: the store failed.
+        """
+        now_ms = self._context.clock.now_ms()
+        due = self._visits.due_below(self._config.tier_interval_s, now_ms)
+        return await self._visit(due, troubles, is_early=True)
+
+    async def _visit(
+        self, due: Sequence[tuple[str, LogKey]], troubles: Troubles, *, is_early: bool
+    ) -> int:
         count = 0
         away: set[str] = set()
-        due = self._visits.due(self._context.clock.now_ms())
         for start in range(0, len(due), _LOGS_AT_ONCE):
             some = due[start : start + _LOGS_AT_ONCE]
             paths = [self._context.logs.paths_of(log) for _, log in some]
@@ -109,7 +128,7 @@ class TierRounds:
             for index, (node, log) in enumerate(some):
                 with troubles.isolated(f"tiering log {log.name}"):
                     head, settings = nodes[2 * index : 2 * index + 2]
-                    found = await self._look(node, log, head, settings)
+                    found = await self._look(node, log, head, settings, is_early=is_early)
                     if found is not None and found.rule.url not in away:
                         count += await self._work(found, away, troubles)
         return count
@@ -137,7 +156,13 @@ class TierRounds:
         self._tierer.forget_others(self._visits.end())
 
     async def _look(
-        self, node: str, log: LogKey, head: Versioned | None, settings: Versioned | None
+        self,
+        node: str,
+        log: LogKey,
+        head: Versioned | None,
+        settings: Versioned | None,
+        *,
+        is_early: bool,
     ) -> _Work | None:
         """Look at a log; return the work that is there."""
         logs = self._context.logs
@@ -151,8 +176,11 @@ class TierRounds:
         except LogNotFoundError:
             self._visits.forget(node)  # its name may be that of another log by now
             return None
-        self._visits.looked(node, next_ms=look.next_ms)
         work = _Work(node, log, rule, look, has_table=known.table is not None)
+        if is_early:  # a round decides when the table is looked at again
+            return None if look.lssn is None else work
+        self._visits.looked(node, next_ms=look.next_ms)
+        self._visits.waits(node, rule.after_s)
         return work if work.has_table or look.lssn is not None else None
 
     async def _work(self, work: _Work, away: set[str], troubles: Troubles) -> int:

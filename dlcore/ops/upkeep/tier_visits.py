@@ -7,10 +7,14 @@ segment that is not cold gets old, or the one in progress might, which is as old
 Until then the log is not looked at again, but at least every `LOOK_AGAIN_S`, because its settings
 may change.  Logs that are not listed any more are forgotten, so that what is kept is bounded by the
 logs that there are.
+
+A log whose segments wait for less than the time between two rounds is also looked at in between: an
+early round lists nothing, and leaves the times of the next looks as they are.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -141,6 +145,7 @@ class _Listed:
     log: LogKey
     round: int
     next_ms: int = 0
+    after_s: float = math.inf
 
 
 class TierVisits:
@@ -178,9 +183,17 @@ class TierVisits:
         """Return the logs to look at now, with their nodes."""
         return [(node, each.log) for node, each in self._logs.items() if each.next_ms <= now_ms]
 
+    def due_below(self, after_s: float, now_ms: int) -> list[tuple[str, LogKey]]:
+        """Return those of `due` whose segments wait for less than this time."""
+        return [(node, log) for node, log in self.due(now_ms) if self._logs[node].after_s < after_s]
+
     def looked(self, node: str, *, next_ms: int) -> None:
         """Note that a look before this time finds nothing."""
         self._logs[node].next_ms = next_ms
+
+    def waits(self, node: str, after_s: float) -> None:
+        """Note how long segments of a log wait."""
+        self._logs[node].after_s = after_s
 
     def forget(self, node: str) -> None:
         """Read a node again in the next round: its log is not what it was."""

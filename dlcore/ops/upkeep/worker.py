@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S_MAX = 600.0
 _EXPORT_LOOK_S = 60.0
+_EARLY_S = 5.0
+_PAUSES_PER_LOOK = 10
 _SWEEP = "sweep"
 
 
@@ -130,7 +132,7 @@ class LogUpkeep:
     async def _tier_now_and_then(self) -> None:
         while True:
             await self.tier()
-            await asyncio.sleep(self._config.tier_interval_s)
+            await self.tier_early(self._config.tier_interval_s)
 
     async def _scrub_now_and_then(self) -> None:
         while True:
@@ -229,6 +231,24 @@ class LogUpkeep:
         count = await self._tiers.tier(troubles)
         await self._repairs.tell("tiers", troubles)
         return count
+
+    async def tier_early(self, for_s: float) -> None:
+        """Tier for some time what is due in logs whose segments wait less than for a round.
+
+        Nothing else is looked at.  After a failure nothing more is tried: the next round tells it,
+        and tries again.  A pause is as long as the work before it, which had to be done anyway, and
+        ten times as long as looks that found nothing.
+        """
+        loop = asyncio.get_running_loop()
+        end_s, pause_s = loop.time() + for_s, _EARLY_S
+        while loop.time() + pause_s < end_s:
+            await asyncio.sleep(pause_s)
+            began_s, troubles = loop.time(), Troubles()
+            count = await self._tiers.tier_early(troubles)
+            if troubles.count:
+                break
+            pause_s = max(_EARLY_S, (loop.time() - began_s) * (1 if count else _PAUSES_PER_LOOK))
+        await asyncio.sleep(max(0.0, end_s - loop.time()))
 
     async def _delete_strays(self) -> int:
         now = asyncio.get_running_loop().time()

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.isolating import Troubles
 from dlcore.log.cold.delta_tables import DeltaTables
 from dlcore.log.cold.iceberg_tables import IcebergTables
 from dlcore.log.cold.stores import StoredObjects
@@ -203,6 +205,25 @@ def test_a_table_has_what_is_cold_and_the_log_the_rest(
         assert scene.view().rows().column_names[6:] == own
 
     on_table(tmp_path / "tier", body, kind=kind, schema=schema)
+
+
+def test_a_table_follows_between_rounds(tmp_path: Path) -> None:
+    """At once where its log had something due; no table is looked at where nothing was."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        assert await scene.worker.tier()
+        await scene.check()
+        await scene.write(rows=7)
+        rounds, troubles = scene.worker._tiers, Troubles()
+        with patch.object(rounds._tables, "follow", wraps=rounds._tables.follow) as follow:
+            assert await rounds.tier_early(troubles)
+            assert not await rounds.tier_early(troubles)
+            assert follow.call_count == 1
+        await scene.check()
+        assert troubles.count == 0
+
+    on_table(tmp_path / "tier", body)
 
 
 def listed(scene: TableScene) -> Any:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 
+from dlcore.base.background import side_tasks
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import ConfigurationError
+from dlcore.base.isolating import Troubles
 from dlcore.base.records import LogRecord
 from dlcore.metadata import cluster_features
 from dlcore.metadata.cluster_settings import ClusterSettingsStore
 from dlcore.ops.live_settings import require_allowed
+from dlcore.ops.upkeep import worker as upkeep_worker
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.dlcore.ops.upkeep.test_tierer import (
@@ -25,10 +28,12 @@ from tests.dlcore.ops.upkeep.test_tierer import (
     is_cold,
     on_tier_scene,
 )
+from tests.fixtures.aio import until_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.metadata.cluster_settings import Value
     from dlcore.metadata.port import Versioned
 
@@ -63,9 +68,9 @@ def reads_of(scene: TierScene) -> Iterator[Reads]:
         noted.lists.append(paths[0])
         return await lists(paths)
 
-    async def note_locks(path: str, *about: bytes, ephemeral: bool = False) -> None:
+    async def note_locks(path: str, *about: bytes, **options: Any) -> None:
         noted.locks.append(path)
-        await create(path, *about, ephemeral=ephemeral)
+        await create(path, *about, **options)
 
     with (
         patch.object(store, "get_many", note_nodes),
@@ -196,3 +201,97 @@ def test_settings_of_the_cluster_may_have_the_tier() -> None:
     on_tier_scene(body, appends=1)
     with pytest.raises(ConfigurationError, match="tier_after_s"):
         UpkeepConfig(tier_after_s=-1)
+
+
+async def tiered_log(scene: TierScene, name: str, after_s: float) -> DirectLog:
+    """Return a new log whose segments wait so long."""
+    settings = LogSettings(tier=TIER, tier_after_s=after_s)
+    await scene.namespace.create_log(name, settings=settings)
+    return await scene.namespace.open_log(name)
+
+
+async def complete_segment(log: DirectLog) -> None:
+    """Write a record and complete its segment."""
+    async with await log.open_writer() as writer:
+        await writer.write(LogRecord(writer.last_txid + 1, b"1"))
+
+
+async def cold_segments(log: DirectLog) -> list[bool]:
+    """Return of each segment whether it is cold."""
+    return [each.extents[0].is_cold for each in await log.get_log_segments()]
+
+
+def test_logs_that_do_not_wait_are_tiered_between_rounds() -> None:
+    """Those alone are looked at, without a list; nothing is locked where nothing is due."""
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
+        store, troubles = scene.merging._context.store, Troubles()
+        soon, late = [await tiered_log(scene, name, s) for name, s in (("soon", 0), ("late", 60))]
+        await store.sync("/")
+        await worker.tier()
+        with reads_of(scene) as reads:
+            assert await worker._tiers.tier_early(troubles) == 0
+        assert (reads.counts, reads.locks) == ((2, 0, 0), [])  # head and settings
+        for log in (soon, late):
+            await complete_segment(log)
+        scene.pass_time()
+        await store.sync("/")
+        with reads_of(scene) as reads:
+            assert await worker._tiers.tier_early(troubles) == 1
+        assert not reads.lists
+        assert await cold_segments(soon) == [True]
+        assert await cold_segments(late) == [False]
+        assert await worker.tier() == 1
+        assert await cold_segments(late) == [True]
+        assert troubles.count == 0
+
+    on_tier_scene(body, appends=1)
+
+
+def test_a_worker_tiers_between_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment goes to the tier though the next round is far away; each round lists once."""
+    monkeypatch.setattr(upkeep_worker, "_EARLY_S", 0.01)
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=10_000))
+        log = await tiered_log(scene, "soon", 0)
+
+        async def is_tiered(count: int) -> bool:
+            return await cold_segments(log) == [True] * count
+
+        await scene.merging._context.store.sync("/")
+        with reads_of(scene) as reads:
+            async with side_tasks() as tasks:
+                tasks.start(worker._tier_now_and_then())
+                for count in (1, 2):
+                    await complete_segment(log)
+                    scene.pass_time(1)
+                    await until_async(lambda count=count: is_tiered(count))  # type: ignore[misc]
+        assert len(reads.lists) == 1
+
+    on_tier_scene(body, appends=1)
+
+
+def test_after_a_failure_the_next_round_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is away is not asked each few seconds, and is told once in a round."""
+    monkeypatch.setattr(upkeep_worker, "_EARLY_S", 0.01)
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
+        log = await tiered_log(scene, "soon", 0)
+        await scene.merging._context.store.sync("/")
+        await worker.tier()
+        await complete_segment(log)
+        scene.pass_time()
+        await scene.merging._context.store.sync("/")
+        scene.objects.failing["put_new"] = ["lost"] * 9
+        rounds = worker._tiers
+        with patch.object(rounds, "tier_early", wraps=rounds.tier_early) as early:
+            await worker.tier_early(0.2)
+            assert early.call_count == 1
+            scene.objects.failing.clear()
+            await worker.tier_early(0.2)
+        assert await cold_segments(log) == [True]
+
+    on_tier_scene(body, appends=1)

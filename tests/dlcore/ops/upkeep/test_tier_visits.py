@@ -149,3 +149,19 @@ def test_logs_are_listed_in_rounds() -> None:
     visits.begin()
     assert visits.listed(["a"]) == ["a"]
     assert visits.end() == set()
+
+
+def test_logs_that_wait_less_than_for_a_round() -> None:
+    """Once it is known how long their segments wait, and when it is time."""
+    visits = TierVisits()
+    visits.begin()
+    logs = {node: LogKey(name=node, log_id=f"id-{node}") for node in ("a", "b", "c")}
+    for node, log in logs.items():
+        visits.add(node, log)
+    assert visits.due_below(60, 0) == []
+    visits.waits("a", 59)
+    visits.waits("b", 60)
+    assert visits.due_below(60, 0) == [("a", logs["a"])]
+    visits.looked("a", next_ms=10)
+    assert visits.due_below(60, 9) == []
+    assert visits.due_below(60, 10) == [("a", logs["a"])]
