@@ -19,6 +19,7 @@ FILE_LINES_MAX = 600
 MACHINES = {
     "bookie/serving/session.py",
     "dlcore/flight/producer_client.py",
+    "dlcore/flight/producer_server.py",
     "dlcore/ledger/reading/follow.py",
     "dlcore/ledger/writing/appender.py",
     "dlcore/log/reading/tail.py",

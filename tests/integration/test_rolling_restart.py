@@ -6,6 +6,7 @@ neither of a direct writer nor of a producer at the proxies.  A command that doe
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import signal
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlcore.backends.direct.namespace import open_namespace as open_namespace_async
 from dlcore.base.records import LogRecord
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
+from dlcore.ops.rolling.restarting import Restarter, find_members
 from dlcore.sync import open_namespace
 from tests.fixtures.ports import free_ports
 from tests.fixtures.shell import Shell
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
+    from dlcore.ops.rolling.restart import Member
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 _STOP = "import os, signal, sys; os.kill(int(open(sys.argv[1]).read()), signal.SIGTERM)"
@@ -189,3 +193,26 @@ def test_a_proxy_that_was_not_restarted_takes_logs_again(
                 process.send_signal(stop)
                 assert process.wait(120) == code
             wait_until(all_serve, timeout_s=120)
+
+
+def test_a_signal_during_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its handler exits where the program stands: here within the step that restarts a proxy."""
+    with running_sandbox(bookies=1) as told:
+        shell = Shell(told["uri"], capsys)
+        proxies = sorted(each["location"] for each in told["proxies"])
+        reports: list[str] = []
+
+        async def exits(member: Member) -> None:
+            raise SystemExit(f"{member.name} is not restarted")
+
+        async def restart() -> None:
+            async with await open_namespace_async(told["uri"]) as namespace:
+                members = await find_members(namespace)
+                chosen = [each for each in members if each.is_proxy]
+                restarter = Restarter(namespace, run=exits, report=reports.append)
+                await restarter.restart(members, chosen, patience_s=120)
+
+        with pytest.raises(SystemExit, match="is not restarted"):
+            asyncio.run(restart())
+        assert f"letting {proxies[0]} take logs again" in reports
+        assert sorted(row["location"] for row in shell.json("proxy", "list")) == proxies

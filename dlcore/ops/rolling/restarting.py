@@ -87,7 +87,8 @@ class Restarter:
     ) -> Restarted:
         """Restart the chosen of all members, one after the other; return how it ended.
 
-        When it is cancelled, a proxy that is drained takes logs again before it ends.
+        When it is cancelled, or a signal ends the process, a proxy that is drained takes logs again
+        before that.
         """
         now_s = asyncio.get_running_loop().time
         machine = RollingRestart(members, chosen, patience_s=patience_s, now_s=now_s())
@@ -112,7 +113,9 @@ class Restarter:
 
         try:
             return await run_to_end(machine, Signal.BEGIN, answer_of)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, SystemExit):
+            # A handler of SIGTERM that exits does so here if the signal comes while this runs, and
+            # cancels this task if the event loop waits.
             ended = await run_to_end(machine, Signal.INTERRUPTED, answer_of)
             self._report(f"stopped: {ended.reason}")
             raise

@@ -43,6 +43,14 @@ def sandbox_process(*arguments: str, stop: signal.Signals) -> Iterator[dict[str,
             process.kill()
 
 
+@pytest.fixture
+def hang_up() -> Iterator[signal.Signals]:
+    """SIGHUP, which a child ignores if this process was started by nohup, and not here."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield signal.SIGHUP
+    signal.signal(signal.SIGHUP, before)
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
@@ -244,7 +252,7 @@ def test_a_uri_file_that_cannot_be_is_refused_before_anything_starts(
     assert f"error: uri-file={place!r}: cannot remove it" in capsys.readouterr().err
 
 
-def test_the_uri_file_of_a_sandbox_that_runs_stays(tmp_path: Path) -> None:
+def test_the_uri_file_of_a_sandbox_that_runs_stays(tmp_path: Path, hang_up: signal.Signals) -> None:
     """Another sandbox that is to have the same file is refused; one that was killed left it free.
 
     The end of the terminal (SIGHUP) stops it as Ctrl-C does.
@@ -252,7 +260,7 @@ def test_the_uri_file_of_a_sandbox_that_runs_stays(tmp_path: Path) -> None:
     uri_file = tmp_path / "uri"
     uri_file.write_text("left by one that was killed\n")
     options = ["--bookies", "1", "--proxies", "0", "--no-autorecovery", "--uri-file", str(uri_file)]
-    with sandbox_process(*options, stop=signal.SIGHUP) as announced:
+    with sandbox_process(*options, stop=hang_up) as announced:
         refused = subprocess.run(
             [sys.executable, "-m", "dlcore.ops.cli", "sandbox", *options],
             capture_output=True,
