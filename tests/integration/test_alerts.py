@@ -98,13 +98,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             *PORT,
             "--lost-bookie-delay-s=0.5",
             "--retry-pause-s=1",
-            "--lag-interval-s=0.5",
-            "--tier-interval-s=0.2",
+            "--lag-interval-s=1",
+            "--tier-interval-s=1",
             "--tier-grace-s=0",
             "--merged-grace-s=0",
-            "--sweep-interval-s=0.5",
-            "--scrub-period-s=0.5",
-            "--scrub-interval-s=0.2",
+            "--sweep-interval-s=1",
+            "--scrub-period-s=1",
+            "--scrub-interval-s=1",
         ),
     ) as sandbox:
         cluster = Watched(sandbox)

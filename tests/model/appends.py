@@ -102,12 +102,15 @@ class Append:
         self.commit = Commit(PATHS, terms, LogConfig(), "me")
         self.effect: commit.Effect | None = None
         self.is_asked = False  # the locks that it waits for
+        self.frozen: Hashable = None  # of the machine and the effect, until one changes
 
     def key(self) -> Hashable:
         """Return all that a later step may depend on."""
-        machine = self.commit
-        tried = (machine._tried.verdict, freeze(machine.planned.logs))
-        return (machine.state, tried, freeze(self.effect), self.is_asked)
+        if self.frozen is None:
+            machine = self.commit
+            tried = (machine._tried.verdict, freeze(machine.planned.logs))
+            self.frozen = (machine.state, tried, freeze(self.effect))
+        return (self.frozen, self.is_asked)
 
     @property
     def result(self) -> CommitResult | None:
@@ -154,7 +157,8 @@ class World:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.tree = Tree()
+        self.tree = Tree()  # which copies share until one of them applies a transaction
+        self._nodes: Hashable = None  # of the tree, as values
         self.appends = [Append(n, is_same=scope.is_same) for n in range(scope.appends)]
         self.ledgers: dict[int, int] = {}  # the owner's: how many entries are acknowledged
         self.late: tuple[tuple[Op, ...], ...] = ()
@@ -188,6 +192,7 @@ class World:
 
     def apply(self, ops: Sequence[Op]) -> DLError | None:
         """Apply a transaction; return its error."""
+        self.tree, self._nodes = self.tree.copy(), None
         try:
             self.tree.apply(ops, session=1)
         except MetadataError as error:
@@ -213,7 +218,6 @@ class World:
     def copied(self) -> World:
         """Return a copy: what is shared never changes, or is only replaced."""
         world = copy.copy(self)
-        world.tree = self.tree.copy()
         world.ledgers = dict(self.ledgers)
         world.appends = [copy.copy(each) for each in self.appends]
         for append in world.appends:
@@ -228,9 +232,11 @@ class World:
 
         The owner forgets the timers of turns that are over, which do nothing.
         """
-        nodes = self.tree.dump().items()
+        if self._nodes is None:
+            nodes = self.tree.dump().items()
+            self._nodes = frozenset((path, node.value, node.version) for path, node in nodes)
         return (
-            frozenset((path, node.value, node.version) for path, node in nodes),
+            self._nodes,
             tuple(each.key() for each in self.appends),
             None if self.owner is None else self.owner.key(self.lock()),
             tuple(self.ledgers.items()),
@@ -353,7 +359,7 @@ def _append_steps(  # noqa: C901 - one case for each kind
 def _feed(append: Append, event: commit.Event) -> None:
     effect = append.commit.handle(event)
     append.commit.validate()
-    append.is_asked = False
+    append.is_asked, append.frozen = False, None
     append.effect = None if isinstance(effect, Ended) else effect
     assert append.effect is not None or append.result is not None, effect
 
@@ -412,7 +418,7 @@ def _cancel(world: World, append: Append) -> None:
     world.crashes -= 1
     if isinstance(append.effect, Store):
         world.late = (*world.late, append.effect.ops)
-    append.effect = None
+    append.effect = append.frozen = None
 
 
 def _arrive(number: int, world: World) -> None:

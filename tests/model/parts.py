@@ -12,12 +12,13 @@ import random
 from collections import deque
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
 _ATOMS = (int, str, bytes, float, type(None), Enum, BaseException, memoryview, random.Random)
 
@@ -73,16 +74,28 @@ class Parts:
 
 def clone(value: Any) -> Any:
     """Return a copy that shares only what never changes."""
-    if isinstance(value, _ATOMS) or _is_frozen(value):
-        return value
-    if isinstance(value, dict):
-        return {key: clone(each) for key, each in value.items()}
-    if isinstance(value, list | deque):
-        return type(value)(map(clone, value))
-    if isinstance(value, tuple | frozenset):
-        return value
-    if isinstance(value, set):
-        return set(value)
+    return _cloner(type(value))(value)  # type: ignore[arg-type]  # a class is hashable
+
+
+@cache
+def _cloner(kind: type[object]) -> Callable[[Any], Any]:
+    """Return what clones values of one type: to ask for that of each costs more than to clone."""
+    if issubclass(kind, (*_ATOMS, tuple, frozenset)) or _is_frozen(kind):
+        return _itself
+    if issubclass(kind, dict):
+        return lambda value: {key: clone(each) for key, each in value.items()}
+    if issubclass(kind, list | deque):
+        return lambda value: kind(map(clone, value))
+    if issubclass(kind, set):
+        return set
+    return _with_own_fields
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _with_own_fields(value: Any) -> Any:
     copied = copy.copy(value)
     for name in _names(value):
         setattr(copied, name, clone(getattr(value, name)))
@@ -91,29 +104,38 @@ def clone(value: Any) -> Any:
 
 def freeze(value: Any) -> Hashable:
     """Return the content as a hashable value; errors count by their type alone."""
-    if isinstance(value, BaseException):
-        return type(value).__name__
-    if isinstance(value, memoryview):
-        return bytes(value)
-    if isinstance(value, _ATOMS):
-        return value
-    if isinstance(value, dict):
-        return tuple(sorted(((freeze(k), freeze(v)) for k, v in value.items()), key=repr))
-    if isinstance(value, list | tuple | deque):
-        return tuple(map(freeze, value))
-    if isinstance(value, set | frozenset):
-        return frozenset(map(freeze, value))
-    if hasattr(value, "typecode"):  # an array
-        return tuple(value)
-    if is_dataclass(value):
-        return (type(value), *(freeze(getattr(value, each.name)) for each in fields(value)))
-    return (type(value), *((name, freeze(getattr(value, name))) for name in _names(value)))
+    return _freezer(type(value))(value)  # type: ignore[arg-type]
 
 
-def _is_frozen(value: Any) -> bool:
-    if isinstance(value, msgspec.Struct):
-        return value.__struct_config__.frozen
-    parameters = getattr(type(value), "__dataclass_params__", None)
+@cache
+def _freezer(
+    kind: type[Any],
+) -> Callable[[Any], Hashable]:
+    """Return what freezes values of one type."""
+    if issubclass(kind, BaseException):
+        return lambda _: kind.__name__
+    if issubclass(kind, memoryview):
+        return bytes
+    if issubclass(kind, _ATOMS):
+        return _itself
+    if issubclass(kind, dict):
+        return lambda value: frozenset((freeze(k), freeze(v)) for k, v in value.items())
+    if issubclass(kind, list | tuple | deque):
+        return lambda value: tuple(map(freeze, value))
+    if issubclass(kind, set | frozenset):
+        return lambda value: frozenset(map(freeze, value))
+    if hasattr(kind, "typecode"):  # an array
+        return tuple
+    if is_dataclass(kind):
+        names = [each.name for each in fields(kind)]
+        return lambda value: (kind, *(freeze(getattr(value, name)) for name in names))
+    return lambda value: (kind, *((name, freeze(getattr(value, name))) for name in _names(value)))
+
+
+def _is_frozen(kind: type[object]) -> bool:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_config__.frozen
+    parameters = getattr(kind, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 
 
