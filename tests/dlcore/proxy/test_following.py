@@ -89,7 +89,9 @@ class Client:
 
 def _readers_of(followed: FollowedLogs) -> int:
     return sum(
-        sum(known.ring._waiting.values()) for log in followed for known in log._rings.values()
+        sum(known.ring._waiting.values())
+        for log in followed
+        for known in log._rings._rings.values()
     )
 
 
