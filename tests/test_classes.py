@@ -31,7 +31,7 @@ FACES = {
 }
 """Each operation of a user is a method of these: the face, its blocking twin and its back ends."""
 WHOLE = {"LogAppender", "MemoryDisk"}
-"""The machine of a writer, which is one protocol; and the disk of tests with the port's 14 calls."""
+"""The machine of a writer, which is one protocol; and the disk of tests, with the port's calls."""
 
 
 class Size(NamedTuple):

@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500, help="how many seeds (default: 500)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--seed", type=int, help="run this one only and print its trace")
-    parser.add_argument("--focus", choices=sorted(FOCUSES), help="with --seed: plans of this focus")
+    parser.add_argument("--focus", choices=sorted(FOCUSES), help="plans of this focus")
     parser.add_argument(
         "--mutant", choices=sorted(MUTANTS), help="with --seed: with this bug, under its focus"
     )
@@ -38,6 +38,7 @@ def main() -> int:
         jobs=arguments.jobs,
         keep_going=arguments.keep_going,
         learns=arguments.learn,
+        focus=arguments.focus,
     )
 
 

@@ -32,7 +32,7 @@ from tests.simulation.log_writers import Writer, follow
 from tests.simulation.proxies import PROXIED, Proxies
 from tests.simulation.redactions import PRIVATE, Redactions
 from tests.simulation.sinks import Sinks
-from tests.simulation.tiers import Tiers
+from tests.simulation.tiers import TIER_ROLES, Tiers
 from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
@@ -176,8 +176,7 @@ class Logs:
         number = 0
         while not self.is_over:
             process = LogProcess(self._world, f"{role}.{number}", identity=identity(number))
-            if self._rng.random() < 0.7:
-                steps = self._rng.randint(5, _STEPS_TO_LIVE)
+            if (steps := self._steps_to_live(role)) is not None:
                 process.client.store.crash_after(steps, process.client.crash_at)
             task = self._world.spawn(self._persist(process, work), client=process.client)
             death = asyncio.ensure_future(process.client.died.wait())
@@ -190,6 +189,13 @@ class Logs:
             else:
                 process.note("is dead")
                 await asyncio.sleep(self._rng.expovariate(4.0))
+
+    def _steps_to_live(self, role: str) -> int | None:
+        """Return the request at which a process dies; None: it may live on."""
+        steps_max = self._world.plan.tier_steps_to_live
+        if steps_max is not None and role.startswith(TIER_ROLES):
+            return self._rng.randint(1, steps_max)
+        return self._rng.randint(5, _STEPS_TO_LIVE) if self._rng.random() < 0.7 else None
 
     async def _persist(
         self, process: LogProcess, work: Callable[[LogProcess], Coroutine[object, object, None]]

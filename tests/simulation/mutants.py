@@ -294,6 +294,9 @@ def _lived_logs(plan: Plan) -> Plan:
     return replace(_logs(plan), log_writers=2, has_life=True)
 
 
+_TIER_STEPS_TO_LIVE = 25
+
+
 def _tiered_logs(plan: Plan) -> Plan:
     """The same, whose old segments go to objects."""
     return replace(_logs(plan), log_writers=1, has_tier=True, has_tables=False)
@@ -303,6 +306,17 @@ def _logs_with_tables(plan: Plan) -> Plan:
     """The same, each with a table; metadata is quick, and all goes at once, for many commits."""
     tiered = replace(_tiered_logs(plan), has_tables=True, is_encrypted=False, tier_after_s=0.0)
     return replace(tiered, metadata_latency_s=0.001)
+
+
+def _dying_tiers(plan: Plan) -> Plan:
+    """The same without tables, whose processes die within a few requests, again and again."""
+    tiered = replace(_tiered_logs(plan), tier_after_s=0.0, metadata_latency_s=0.001)
+    return replace(tiered, tier_steps_to_live=_TIER_STEPS_TO_LIVE)
+
+
+def _dying_tables(plan: Plan) -> Plan:
+    """The same with tables."""
+    return replace(_logs_with_tables(plan), tier_steps_to_live=_TIER_STEPS_TO_LIVE)
 
 
 def _redacted_logs(plan: Plan) -> Plan:
@@ -394,6 +408,8 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "rules": _rules,
     "sinks": _sinks,
     "tiered logs": _tiered_logs,
+    "dying tiers": _dying_tiers,
+    "dying tables": _dying_tables,
     "redacted logs": _redacted_logs,
     "redacted tiers": _redacted_tiers,
     "redacted tables": _redacted_tables,

@@ -116,6 +116,8 @@ class Plan:
     """How old segments are that go; None: that is drawn."""
     has_tables: bool = False
     """Whether a table follows each log with a tier; see `tables.py`."""
+    tier_steps_to_live: int | None = None
+    """If given, each process that tiers, or keeps tables, dies within so many of its requests."""
     has_redactions: bool = False
     """Whether there is a log whose rows are redacted; see `redactions.py`."""
     mergers: int = 1

@@ -7,10 +7,13 @@ import multiprocessing
 import signal
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation import coverage
+from tests.simulation.mutants import focused
 from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
@@ -51,10 +54,10 @@ class Tally:
         self.transitions.update(other.transitions)
 
 
-def run_some(seeds: range) -> Tally:
-    """Run seeds in this process."""
+def run_some(seeds: range, focus: str | None = None) -> Tally:
+    """Run seeds in this process, those of a focus if one is given."""
     tally = Tally()
-    with coverage.watching() as seen:
+    with coverage.watching() as seen, focused(focus) if focus else nullcontext():
         for seed in seeds:
             run = run_seed(seed)
             tally.seeds += 1
@@ -73,7 +76,14 @@ def _prepare_worker() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def run_many(seeds: range, *, jobs: int, keep_going: bool, learns: bool = False) -> int:
+def run_many(
+    seeds: range,
+    *,
+    jobs: int,
+    keep_going: bool,
+    learns: bool = False,
+    focus: str | None = None,
+) -> int:
     """Run `seeds` in `jobs` processes and print what came of them; return 1 if one failed.
 
     Ctrl-C ends the search early and reports what was done until then.  With `learns` the new
@@ -89,7 +99,7 @@ def run_many(seeds: range, *, jobs: int, keep_going: bool, learns: bool = False)
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, initializer=_prepare_worker) as pool:
         try:
-            for tally in pool.imap_unordered(run_some, parts):
+            for tally in pool.imap_unordered(partial(run_some, focus=focus), parts):
                 total.add(tally)
                 for failure in tally.failures:
                     print(failure.explanation.splitlines()[0], flush=True)
@@ -117,6 +127,10 @@ def _print(total: Tally, took_s: float, *, keep_going: bool) -> None:
         print(failures[0].explanation)
     print("faults: " + ", ".join(f"{kind} {n}" for kind, n in sorted(total.faults.items())))
     print(f"{total.deaths.total()} deaths at requests, at {len(total.deaths)} points")
+    roles: Counter[str] = Counter()
+    for (role, _, _), count in total.deaths.items():
+        roles[role] += count
+    print("of them: " + ", ".join(f"{role} {count}" for role, count in roles.most_common()))
     print("\n".join(coverage.report(total.transitions, coverage.read_known())))
     print(
         f"{total.seeds} seeds in {took_s:.1f} s, {total.seeds / took_s:.1f} seeds a second; "

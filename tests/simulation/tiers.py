@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.simulation.logs import Logs
 
 TIERS = ("s3://one/logs", "s3://two/logs")
+TIER_ROLES = ("tierer", "keeper-of-tables", "mover", "sweeper")
+"""What the names of processes that tier and keep tables begin with."""
 _DELETED_SHARE = 0.1
 _AFTER_S = (0.0, 0.5, 2.0)
 _SEGMENT_BYTES = (300, 1_200)

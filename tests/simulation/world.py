@@ -184,9 +184,12 @@ class World:
         if self.plan.has_tables:
             kinds += (*TABLE_FAULTS, "table stale")
         clock = self.new_clock()
+        faults = chance.sample(kinds, chance.randint(0, len(kinds)))
+        if self.plan.tier_steps_to_live is not None:
+            faults = [*dict.fromkeys((*faults, "deaths"))]
         store = ColdStore(
             chance,
-            faults=chance.sample(kinds, chance.randint(0, len(kinds))),
+            faults=faults,
             share=chance.choice((0.1, 0.4)),
             now_ms=clock.now_ms,
             is_healed=lambda: self.is_healed,
