@@ -173,7 +173,9 @@ async def _kill_at_each_step(uri: str, tier: str, kind: str) -> None:
             ends.append(await (await _work(logs, step)).wait())
             await logs.check()
         assert set(ends) <= {0, -signal.SIGKILL}
-        assert ends.count(-signal.SIGKILL) > len(ends) // 3
+        killed = ends.count(-signal.SIGKILL)
+        print(f"{kind}: {killed} workers were killed at steps")
+        assert killed > len(ends) // 3
         assert await (await _work(logs, 0)).wait() == 0
         await logs.check(whole=True)
         assert logs.tables > 2
@@ -207,7 +209,9 @@ async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay, kind: str
             _let_all_pass(relay)
             await logs.check()
         assert set(ends) <= {0, -signal.SIGKILL}
-        assert -signal.SIGKILL in ends
+        killed = ends.count(-signal.SIGKILL)
+        print(f"{kind}: {killed} workers were killed at requests")
+        assert killed
         assert await (await _work(logs, 0)).wait() == 0
         await logs.check(whole=True)
         assert logs.tables > 1

@@ -12,6 +12,7 @@ from tests.fixtures.lengths import amount
 from tests.simulation import coverage
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runner import run_many, run_some
+from tests.simulation.tiers import TIER_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,15 @@ def test_a_search_runs_in_other_processes_and_counts(capsys: pytest.CaptureFixtu
     assert "seeds a second" in text
     assert "client pauses" in text
     assert "LedgerAppender" in text
+
+
+def test_processes_of_a_focus_die_often() -> None:
+    """Those that tier and keep tables, at many different requests."""
+    tally = run_some(range(1), "dying tables")
+    assert not tally.failures
+    dying = {point: n for point, n in tally.deaths.items() if point[0].startswith(TIER_ROLES)}
+    assert sum(dying.values()) > 20
+    assert len(dying) > 5
 
 
 def test_a_failed_seed_is_kept_with_its_story() -> None:
