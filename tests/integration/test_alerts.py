@@ -59,8 +59,11 @@ class Watched:
         self.sandbox = sandbox
 
     def look(self) -> Seen:
-        """Scrape all processes."""
+        """Scrape all processes; of these no test ends auto-recovery."""
         sandbox, found = self.sandbox, {}
+        recovery = sandbox.autorecovery
+        assert recovery is not None
+        assert recovery.is_running, recovery.log_path.read_text()[-4000:]
         for each in sandbox.bookies:
             found[each.name] = ("dlog-bookie", url_of(each.log_path))
         found["proxy-1"] = ("dlog-proxy", self.url("proxy-1"))
