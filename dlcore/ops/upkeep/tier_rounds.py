@@ -8,6 +8,7 @@ rounds, between others, read heads and settings of logs that want to be tiered s
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -105,7 +106,7 @@ class TierRounds:
         """Tier what is due in logs whose segments wait less than for a round; return how many runs.
 
         The other logs are not looked at, and no table is unless its log had something due: that is
-        left for rounds.
+        left for rounds.  A log that fails, or whose store does, is left for them, too.
 
         Raises:
             MetadataError: the store failed.
@@ -126,11 +127,15 @@ class TierRounds:
                 [path for each in paths for path in (each.head, each.settings)]
             )
             for index, (node, log) in enumerate(some):
+                found, before = None, troubles.count
                 with troubles.isolated(f"tiering log {log.name}"):
                     head, settings = nodes[2 * index : 2 * index + 2]
                     found = await self._look(node, log, head, settings, is_early=is_early)
                     if found is not None and found.rule.url not in away:
                         count += await self._work(found, away, troubles)
+                is_away = found is not None and found.rule.url in away
+                if is_early and (is_away or troubles.count > before):
+                    self._visits.waits(node, math.inf)
         return count
 
     async def _read(self, paths: Sequence[str]) -> list[Versioned | None]:

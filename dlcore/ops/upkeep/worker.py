@@ -235,18 +235,16 @@ class LogUpkeep:
     async def tier_early(self, for_s: float) -> None:
         """Tier for some time what is due in logs whose segments wait less than for a round.
 
-        Nothing else is looked at.  After a failure nothing more is tried: the next round tells it,
-        and tries again.  A pause is as long as the work before it, which had to be done anyway, and
-        ten times as long as looks that found nothing.
+        Nothing else is looked at.  The next round tries again what failed, and tells it.  A pause
+        is as long as the work before it, which is due anyway, and ten times as long as looks
+        that found nothing.
         """
         loop = asyncio.get_running_loop()
         end_s, pause_s = loop.time() + for_s, _EARLY_S
         while loop.time() + pause_s < end_s:
             await asyncio.sleep(pause_s)
-            began_s, troubles = loop.time(), Troubles()
-            count = await self._tiers.tier_early(troubles)
-            if troubles.count:
-                break
+            began_s = loop.time()
+            count = await self._tiers.tier_early(Troubles())
             pause_s = max(_EARLY_S, (loop.time() - began_s) * (1 if count else _PAUSES_PER_LOOK))
         await asyncio.sleep(max(0.0, end_s - loop.time()))
 

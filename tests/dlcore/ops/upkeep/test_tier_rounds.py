@@ -16,6 +16,7 @@ from dlcore.base.isolating import Troubles
 from dlcore.base.records import LogRecord
 from dlcore.metadata import cluster_features
 from dlcore.metadata.cluster_settings import ClusterSettingsStore
+from dlcore.metadata.port import ANY_VERSION, Put
 from dlcore.ops.live_settings import require_allowed
 from dlcore.ops.upkeep import worker as upkeep_worker
 from dlcore.ops.upkeep.config import UpkeepConfig
@@ -286,12 +287,40 @@ def test_after_a_failure_the_next_round_tries_again(monkeypatch: pytest.MonkeyPa
         scene.pass_time()
         await scene.merging._context.store.sync("/")
         scene.objects.failing["put_new"] = ["lost"] * 9
-        rounds = worker._tiers
-        with patch.object(rounds, "tier_early", wraps=rounds.tier_early) as early:
-            await worker.tier_early(0.2)
-            assert early.call_count == 1
-            scene.objects.failing.clear()
-            await worker.tier_early(0.2)
+        lost = scene.objects.failing["put_new"]
+        assert await worker._tiers.tier_early(Troubles()) == 0
+        left = len(lost)
+        assert left < 9
+        await worker.tier_early(0.2)
+        assert len(lost) == left
+        scene.objects.failing.clear()
+        await worker.tier()
         assert await cold_segments(log) == [True]
+
+    on_tier_scene(body, appends=1)
+
+
+def test_a_log_that_fails_between_rounds_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings are damaged; segments of another log still go to the tier, one by one."""
+    monkeypatch.setattr(upkeep_worker, "_EARLY_S", 0.01)
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=10_000))
+        failing, log = await tiered_log(scene, "failing", 0), await tiered_log(scene, "other", 0)
+        context = scene.merging._context
+        await context.store.sync("/")
+        await worker.tier()
+        paths = context.logs.paths_of(failing._log)
+        await context.store.multi([Put(paths.settings, b"damaged", ANY_VERSION)])
+
+        async def is_tiered(count: int) -> bool:
+            return await cold_segments(log) == [True] * count
+
+        async with side_tasks() as tasks:
+            tasks.start(worker.tier_early(10_000))
+            for count in (1, 2, 3):
+                await complete_segment(log)
+                scene.pass_time(1)
+                await until_async(lambda count=count: is_tiered(count))  # type: ignore[misc]
 
     on_tier_scene(body, appends=1)
