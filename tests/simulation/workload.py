@@ -90,7 +90,12 @@ def run_seed(seed: int) -> Run:
     result = Run(seed)
     try:
         with _few_are_many(), tables_are_simulated(), _by_chance_of(seed):
-            _, loop = run_loop(_main(seed, result), seconds_max=CHAOS_S * 3 + HEALING_S_MAX)
+            _, loop = run_loop(
+                _main(seed, result),
+                # Where all that tiers died again and again, much is left to do in the end.
+                steps_max=500_000,
+                seconds_max=CHAOS_S * 3 + HEALING_S_MAX,
+            )
         result.steps = loop.steps
     except AssertionError as error:
         result.failure = error
