@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -111,7 +112,6 @@ def cold_scan(sandbox: Sandbox, folder: Path) -> list[Figure]:
     _write(sandbox.uri, log, table, f"file://{tier}")
     asyncio.run(tier_all(sandbox.uri, CpuCost([])))
     paths = [str(each) for each in tier.glob("*/*/*/*.parquet")]
-    rows = table.num_rows
     with spark_session(folder) as spark:
 
         def ours() -> DataFrame:
@@ -120,23 +120,35 @@ def cold_scan(sandbox: Sandbox, folder: Path) -> list[Figure]:
         def plain() -> DataFrame:
             return spark.read.parquet(*paths)
 
-        assert answer_of(ours()) == answer_of(plain())
-        our_frame, plain_frame = ours(), plain()
-        figures = [
-            measure(
-                name=name,
-                unit="records/s",
-                target=Target(ratio=0.95, is_rate=True),
-                value=lambda frame=value: scan_rate(frame, rows),  # type: ignore[misc]
-                limit=lambda frame=limit: scan_rate(frame, rows),  # type: ignore[misc]
-            )
-            for name, value, limit in (
-                ("cold_scan", lambda: our_frame, lambda: plain_frame),
-                ("cold_scan_opened", ours, plain),
-            )
-        ]
+        figures = scans("cold_scan", ours, plain, rows=table.num_rows, ratio=0.95)
     drop_log(sandbox.uri, log)
     return figures
+
+
+def scans(
+    name: str,
+    ours: Callable[[], DataFrame],
+    limit: Callable[[], DataFrame],
+    *,
+    rows: int,
+    ratio: float,
+) -> list[Figure]:
+    """Return how fast two frames of the same rows are scanned: made before, and made each time."""
+    assert _answer_of(ours()) == _answer_of(limit())
+    our_frame, limit_frame = ours(), limit()
+    return [
+        measure(
+            name=each,
+            unit="records/s",
+            target=Target(ratio=ratio, is_rate=True),
+            value=partial(_scan_rate, our_way, rows),
+            limit=partial(_scan_rate, limit_way, rows),
+        )
+        for each, our_way, limit_way in (
+            (name, lambda: our_frame, lambda: limit_frame),
+            (f"{name}_opened", ours, limit),
+        )
+    ]
 
 
 def cold_beside_adds(sandbox: Sandbox, folder: Path) -> list[Figure]:
@@ -224,16 +236,16 @@ async def tier_all(uri: str, cost: CpuCost) -> float:
         return time.perf_counter() - started
 
 
-def answer_of(frame: DataFrame) -> list[tuple[object, ...]]:
+def _answer_of(frame: DataFrame) -> list[tuple[object, ...]]:
     """Ask for three columns of the flights."""
     grouped = frame.groupBy("carrier").agg(F.count("*"), F.sum("dep_delay"), F.sum("distance"))
     return sorted(tuple(row) for row in grouped.collect())
 
 
-def scan_rate(frame: Callable[[], DataFrame], rows: int) -> float:
+def _scan_rate(frame: Callable[[], DataFrame], rows: int) -> float:
     """Return how many rows a second it takes to make a frame, and to answer the question."""
     started = time.perf_counter()
-    answer_of(frame())
+    _answer_of(frame())
     return rows / (time.perf_counter() - started)
 
 

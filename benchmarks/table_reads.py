@@ -11,7 +11,6 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
@@ -20,8 +19,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 import dlspark
-from benchmarks.cold import CONFIG, answer_of, many_flights, scan_rate, tier_all
-from benchmarks.figures import Figure, Target, measure
+from benchmarks.cold import CONFIG, many_flights, scans, tier_all
+from benchmarks.figures import Figure, Target
 from benchmarks.logs import CpuCost, drop_log
 from benchmarks.spark import spark_session
 from dlcore.base.config import LogSettings
@@ -79,21 +78,7 @@ def table_union(sandbox: Sandbox, folder: Path) -> list[Figure]:
         def alone() -> DataFrame:
             return spark.read.parquet(*DeltaTable(table_in(tiers[whole])).file_uris())
 
-        assert answer_of(ours()) == answer_of(alone())
-        our_frame, frame_alone = ours(), alone()
-        figures = [
-            measure(
-                name=name,
-                unit="records/s",
-                target=Target(ratio=0.8, is_rate=True),
-                value=partial(scan_rate, value, table.num_rows),
-                limit=partial(scan_rate, limit, table.num_rows),
-            )
-            for name, value, limit in (
-                ("table_union", lambda: our_frame, lambda: frame_alone),
-                ("table_union_opened", ours, alone),
-            )
-        ]
+        figures = scans("table_union", ours, alone, rows=table.num_rows, ratio=0.8)
     for each in tiers:
         drop_log(sandbox.uri, each)
     return figures

@@ -222,6 +222,18 @@ async def cold_segments(log: DirectLog) -> list[bool]:
     return [each.extents[0].is_cold for each in await log.get_log_segments()]
 
 
+async def tiered_soon(scene: TierScene, log: DirectLog, *, segments: int) -> None:
+    """Complete the first segments of a log, and wait each time until all are cold."""
+    for count in range(1, segments + 1):
+        await complete_segment(log)
+        scene.pass_time(1)
+
+        async def are_cold(count: int = count) -> bool:
+            return await cold_segments(log) == [True] * count
+
+        await until_async(are_cold)
+
+
 def test_logs_that_do_not_wait_are_tiered_between_rounds() -> None:
     """Those alone are looked at, without a list; nothing is locked where nothing is due."""
 
@@ -258,17 +270,11 @@ def test_a_worker_tiers_between_its_rounds(monkeypatch: pytest.MonkeyPatch) -> N
         worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=10_000))
         log = await tiered_log(scene, "soon", 0)
 
-        async def is_tiered(count: int) -> bool:
-            return await cold_segments(log) == [True] * count
-
         await scene.merging._context.store.sync("/")
         with reads_of(scene) as reads:
             async with side_tasks() as tasks:
                 tasks.start(worker._tier_now_and_then())
-                for count in (1, 2):
-                    await complete_segment(log)
-                    scene.pass_time(1)
-                    await until_async(lambda count=count: is_tiered(count))  # type: ignore[misc]
+                await tiered_soon(scene, log, segments=2)
         assert len(reads.lists) == 1
 
     on_tier_scene(body, appends=1)
@@ -313,14 +319,8 @@ def test_a_log_that_fails_between_rounds_delays_no_other(monkeypatch: pytest.Mon
         paths = context.logs.paths_of(failing._log)
         await context.store.multi([Put(paths.settings, b"damaged", ANY_VERSION)])
 
-        async def is_tiered(count: int) -> bool:
-            return await cold_segments(log) == [True] * count
-
         async with side_tasks() as tasks:
             tasks.start(worker.tier_early(10_000))
-            for count in (1, 2, 3):
-                await complete_segment(log)
-                scene.pass_time(1)
-                await until_async(lambda count=count: is_tiered(count))  # type: ignore[misc]
+            await tiered_soon(scene, log, segments=3)
 
     on_tier_scene(body, appends=1)
