@@ -30,6 +30,7 @@ SECURED = {
     "open_namespace(sandbox.uri)": "open_namespace(sandbox.uri, tls=sandbox.tls)",
     "options(uri=sandbox.uri": f"options({_KEYWORDS}, uri=sandbox.uri",
     'option("uri", sandbox.uri)': f"options({_KEYWORDS}, uri=sandbox.uri)",
+    "dlspark.table(spark, sandbox.uri": f"dlspark.table({_KEYWORDS}, spark=spark, uri=sandbox.uri",
     'options = {"uri": sandbox.uri': f'options = {{**dict({_KEYWORDS}), "uri": sandbox.uri',
     "options(uri={sandbox.uri!r}": f"options({_QUOTED}, uri={{sandbox.uri!r}}",
     "OPTIONS (uri ": f"OPTIONS ({_IN_SQL}, uri ",
