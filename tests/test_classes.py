@@ -26,8 +26,6 @@ FACES = {
     "DirectNamespace",
     "LogCalls",
     "NamespaceCalls",
-    "DirectWriter",
-    "FlightLog",
 }
 """Each operation of a user is a method of these: the face, its blocking twin and its back ends."""
 WHOLE = {"LogAppender"}

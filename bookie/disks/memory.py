@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DiskOwner:
-    """Who has opened the disk: its handles work until it crashes, or closes the disk."""
+    """The process that has the disk open: its handles work until it crashes or closes the disk."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
