@@ -82,11 +82,11 @@ class CountedClient:
     @property
     def context(self) -> LogContext:
         """What the namespace's logs are given."""
-        return self.namespace._context
+        return self.namespace.log_context
 
     async def measure(self, work: Callable[[], Awaitable[object]]) -> Cost:
         """Return what a call took until its answer, begun when nothing else is under way."""
-        await self.namespace.tidied()
+        await self.namespace.log_context.tidier.settled()
         await asyncio.sleep(_QUIET_S)
         with self._store.record() as requests:
             cpu_s, started_s = time.process_time(), time.perf_counter()

@@ -297,7 +297,10 @@ async def _merge(client: CountedClient, name: str) -> None:
     started_s = time.perf_counter()
     context = client.context
     merger = LogMerger(
-        context, client.namespace._owner, policy=MergePolicy(), bytes_per_s=_MERGE_BYTES_PER_S
+        context,
+        client.namespace.staging_owner,
+        policy=MergePolicy(),
+        bytes_per_s=_MERGE_BYTES_PER_S,
     )
     count = await merger.merge(await context.logs.find(name))
     await drop_merged(context, grace_ms=0)

@@ -24,14 +24,12 @@ FACES = {
     "Namespace",
     "DirectLog",
     "DirectNamespace",
-    "FlightLog",
     "LogCalls",
     "NamespaceCalls",
-    "DirectWriter",
 }
 """Each operation of a user is a method of these: the face, its blocking twin and its back ends."""
-WHOLE = {"LogAppender", "MemoryDisk"}
-"""The machine of a writer, which is one protocol; and the disk of tests, with the port's calls."""
+WHOLE = {"LogAppender"}
+"""The machine of a writer, which is one protocol."""
 
 
 class Size(NamedTuple):

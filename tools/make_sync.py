@@ -51,6 +51,8 @@ class Facade:
     base: str = "Blocking"
     omitted: frozenset[str] = frozenset()
     """Methods that only the library uses, or that the inheriting class has by hand."""
+    taken: frozenset[str] | None = None
+    """The methods that it has, if these are the fewer ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +109,7 @@ OUTPUTS = (
                 source=("dlcore/api/namespace.py", "Namespace"),
                 twin="_namespace",
                 base="WritersNamespace",
-                omitted=frozenset(
-                    {"aclose", "list_staged", "clean_staging", "last_version", "open_log"}
-                ),
+                omitted=frozenset({"aclose", "open_log"}),
             ),
         ),
     ),
@@ -124,15 +124,45 @@ OUTPUTS = (
                 source=("dlcore/api/log.py", "DistributedLogManager"),
                 twin="_manager",
                 omitted=frozenset(
-                    {"aclose", "get_stream_end", "find_place"}
-                    | {"open_writer", "open_stream_writer", "read", "watch_segments"}
+                    {"aclose", "find_place"}
+                    | {"open_writer", "open_stream_writer", "watch_segments"}
                 ),
+            ),
+        ),
+    ),
+    Output(
+        path="dlcore/sync/reader_calls.py",
+        opening="The blocking calls of a reader that take no rows.",
+        twins={},
+        facades=(
+            Facade(
+                name="ReaderCalls",
+                doc="A reader of a log.",
+                source=("dlcore/log/reading/rows_reader.py", "AsyncLogReader"),
+                twin="_reader",
+                taken=frozenset({"is_typed", "broken_entries", "committed"}),
+            ),
+        ),
+    ),
+    Output(
+        path="dlcore/sync/writer_calls.py",
+        opening="The blocking calls of a writer that need no buffer.",
+        twins={},
+        facades=(
+            Facade(
+                name="WriterCalls",
+                doc="A writer of a log.",
+                source=("dlcore/log/writing/records_writer.py", "AsyncLogWriter"),
+                twin="_writer",
+                base="BufferingWriter",
+                taken=frozenset({"log_name", "log_id", "producer", "truncate"}),
             ),
         ),
     ),
 )
 _BASES = {
     "Blocking": "dlcore.sync.twin.Blocking",
+    "BufferingWriter": "dlcore.sync.buffering.BufferingWriter",
     "WritersNamespace": "dlcore.sync.buffering.WritersNamespace",
 }
 
@@ -249,9 +279,10 @@ def _class(facade: Facade, output: Output, names: _Names) -> str:
 def _twin_class(facade: Facade, names: _Names) -> str:
     """Return the name that the async class has in the generated file."""
     path, kind = facade.source
-    alias = f"Async{kind}"
+    alias = f"Async{kind.removeprefix('Async')}"
+    name = kind if kind == alias else f"{kind} as {alias}"
     names.annotating.add(alias)
-    names.define(f"{kind} as {alias}", path.removesuffix(".py").replace("/", "."), alias)
+    names.define(name, path.removesuffix(".py").replace("/", "."), alias)
     return alias
 
 
@@ -260,6 +291,7 @@ def _is_left_out(method: Method, facade: Facade) -> bool:
     return (
         method.name.startswith("_")
         or method.name in facade.omitted
+        or (facade.taken is not None and method.name not in facade.taken)
         or bool(decorators & {"classmethod", "staticmethod"})
     )
 

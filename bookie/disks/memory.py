@@ -20,6 +20,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class DiskOwner:
+    """The process that has the disk open: its handles work until it crashes or closes the disk."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self.is_alive = True
+
+    def check_alive(self) -> None:
+        """Raise `BookieStorageError` if it is dead."""
+        if not self.is_alive:
+            raise BookieStorageError("the disk's owner crashed or closed it")
+
+    async def step(self) -> None:
+        """Pass one point at which the machine can crash, and wait for the device's latency."""
+        self.check_alive()
+        device = self._disk.device
+        if device.loses_power():
+            self._disk.crash()
+            device.on_crash()
+        self.check_alive()
+        if device.latency_s is not None:
+            await asyncio.sleep(device.latency_s())
+            self.check_alive()
+
+
 class MemoryDisk:
     """One directory in memory, deterministic on any event loop; no threads.
 
@@ -42,8 +67,9 @@ class MemoryDisk:
         self.room = MemoryRoom(self.folder, total_bytes)
         self.device = MemoryDevice(latency_s)
         self._rng = rng if rng is not None else random.Random(0)
-        self._generation = 0
         self._open: set[MemoryFile] = set()
+        self.owner = DiskOwner(self)
+        """The running one; the next one follows it."""
 
     def crash(self, *, keep_cache: bool = False) -> None:
         """End the running owner: its handles fail from now on.
@@ -51,7 +77,7 @@ class MemoryDisk:
         Args:
             keep_cache: only the process dies (SIGKILL); otherwise the machine loses power.
         """
-        self._end_generation()
+        self._end_owner()
         self.device.crash_at_step = None
         if not keep_cache:
             self.folder.lose_power(self._rng)
@@ -94,7 +120,7 @@ class MemoryDisk:
         data = b"".join(content)
         await self._place(name, data, self._unused_spare())
         inode = self.folder.files[name]
-        return self._opened(MemoryFile(self, name, inode, self._generation, len(data)))
+        return self._opened(MemoryFile(self, name, inode, len(data)))
 
     def open(self, name: str) -> MemoryFile:
         """Open an existing file for reading and appending."""
@@ -102,22 +128,22 @@ class MemoryDisk:
         if inode is None:
             raise BookieStorageError(f"cannot open {name}: no such file")
         size = len(inode.cache)
-        return self._opened(MemoryFile(self, name, inode, self._generation, size))
+        return self._opened(MemoryFile(self, name, inode, size))
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete files durably; a missing file is no error."""
-        generation = self._generation
-        await self.step(generation)
+        owner = self.owner
+        await owner.step()
         self.folder.remove(names)
-        await self.step(generation)
+        await owner.step()
         self.folder.sync()
 
     async def recycle(self, names: Sequence[str]) -> None:
         """Delete files durably, and keep some for files that are created later."""
-        generation = self._generation
-        await self.step(generation)
+        owner = self.owner
+        await owner.step()
         kept = self.folder.retire(names)
-        await self.step(generation)
+        await owner.step()
         # Only now may a file reuse them: before the second step a crash can restore the old name.
         self.folder.keep(kept)
         self.folder.sync()
@@ -148,37 +174,15 @@ class MemoryDisk:
         """Close all open files, and give up the directory; its content stays for the next owner."""
         for file in list(self._open):
             file.close()
-        self._end_generation()
+        self._end_owner()
 
-    # Calls from its files
-
-    async def step(self, generation: int) -> None:
-        """Pass one point at which the machine can crash, and wait for the device's latency."""
-        self.check_alive(generation)
-        if self.device.loses_power():
-            self.crash()
-            self.device.on_crash()
-        self.check_alive(generation)
-        if self.device.latency_s is not None:
-            await asyncio.sleep(self.device.latency_s())
-            self.check_alive(generation)
-
-    def is_alive(self, generation: int) -> bool:
-        """Return whether the handle's owner has neither crashed nor closed the disk."""
-        return generation == self._generation
-
-    def check_alive(self, generation: int) -> None:
-        """Raise `BookieStorageError` if the handle's owner is dead."""
-        if not self.is_alive(generation):
-            raise BookieStorageError("the disk's owner crashed or closed it")
-
-    async def write(self, inode: Inode, offset: int, data: bytes, generation: int) -> None:
+    async def write(self, inode: Inode, offset: int, data: bytes, owner: DiskOwner) -> None:
         """Write into the cache and sync, one step each; fail if an error is set."""
-        await self.step(generation)
+        await owner.step()
         grown_from = len(inode.cache)
         if not self.room.fits(offset + len(data) - grown_from):
             inode.write(offset, data[: self._rng.randrange(len(data) + 1)])
-            await self.step(generation)  # power can be lost before the part is cut off again
+            await owner.step()  # power can be lost before the part is cut off again
             inode.truncate(grown_from)
             raise DiskFullError("cannot write: no space left on device")
         error = self.device.take_write_error()
@@ -186,11 +190,11 @@ class MemoryDisk:
             inode.write(offset, data[: self._rng.randrange(len(data) + 1)])
             raise error
         inode.write(offset, data)
-        await self.sync(inode, generation)
+        await self.sync(inode, owner)
 
-    async def sync(self, inode: Inode, generation: int) -> None:
+    async def sync(self, inode: Inode, owner: DiskOwner) -> None:
         """Make a file durable; a failed sync loses bytes and marks all pages clean, as on Linux."""
-        await self.step(generation)
+        await owner.step()
         error = self.device.take_sync_error()
         if error is not None:
             # Readers still see the written bytes: only the device has lost some of them.
@@ -204,8 +208,9 @@ class MemoryDisk:
         """Count a handle as closed; a handle of an earlier owner is not counted any more."""
         self._open.discard(file)
 
-    def _end_generation(self) -> None:
-        self._generation += 1
+    def _end_owner(self) -> None:
+        self.owner.is_alive = False
+        self.owner = DiskOwner(self)
         self._open.clear()
 
     def _opened(self, file: MemoryFile) -> MemoryFile:
@@ -221,24 +226,22 @@ class MemoryDisk:
         return any(file.inode is inode for file in self._open)
 
     async def _place(self, name: str, data: bytes, spare: str | None = None) -> None:
-        generation = self._generation
+        owner = self.owner
         inode = Inode() if spare is None else self.folder.files[spare]
-        await self.write(inode, 0, data, generation)
+        await self.write(inode, 0, data, owner)
         self.folder.put(name, inode, spare)
-        await self.step(generation)
+        await owner.step()
         self.folder.sync()
 
 
 class MemoryFile:
     """An open file of a `MemoryDisk`."""
 
-    def __init__(
-        self, disk: MemoryDisk, name: str, inode: Inode, generation: int, size: int
-    ) -> None:
+    def __init__(self, disk: MemoryDisk, name: str, inode: Inode, size: int) -> None:
         self._disk = disk
+        self._owner = disk.owner
         self._name = name
         self.inode = inode
-        self._generation = generation
         self._size = size
         self._is_closed = False
         self._has_appended = False
@@ -272,7 +275,7 @@ class MemoryFile:
         # Before the write: bytes of the append do not count as preallocated while it is unsynced.
         offset, self._size = self._size, size
         try:
-            await self._disk.write(self.inode, offset, data + padding, self._generation)
+            await self._disk.write(self.inode, offset, data + padding, self._owner)
         except DiskFullError:
             self._size = offset
             raise
@@ -295,17 +298,17 @@ class MemoryFile:
     async def rewrite(self, offset: int, data: BytesLike) -> None:
         """Write `data` over existing bytes, or at the end, and make it durable."""
         self._check_open()
-        await self._disk.write(self.inode, offset, bytes(data), self._generation)
+        await self._disk.write(self.inode, offset, bytes(data), self._owner)
         self._size = max(self._size, offset + len(data))
 
     async def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes, durably, with the space preallocated behind them."""
         self._check_open()
-        await self._disk.step(self._generation)
+        await self._owner.step()
         self.inode.truncate(size)
         if self._disk.room.is_crowded:
             self._disk.room.fill()
-        await self._disk.sync(self.inode, self._generation)
+        await self._disk.sync(self.inode, self._owner)
         self._size = size
 
     async def read(self, offset: int, size: int) -> memoryview:
@@ -331,7 +334,7 @@ class MemoryFile:
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return a copy of exactly `size` bytes."""
         self._check_open()
-        self._disk.check_alive(self._generation)
+        self._owner.check_alive()
         self._disk.device.check_read()
         if offset + size > len(self.inode.cache):
             raise BookieStorageError(
@@ -344,7 +347,7 @@ class MemoryFile:
         """Close the file, and cut off the space that appends preallocated behind its end."""
         if not self._is_closed:
             self._is_closed = True
-            if self.ahead_bytes > 0 and self._disk.is_alive(self._generation):
+            if self.ahead_bytes > 0 and self._owner.is_alive:
                 self.inode.truncate(self._size)
             self._disk.note_closed(self)
 

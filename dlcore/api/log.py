@@ -155,7 +155,7 @@ class DistributedLogManager(AsyncClosing):
         columns: Sequence[str] | None = None,
         where: pc.Expression | None = None,
     ) -> LogRange:
-        """Return the records from `start` up to but not including `end`, to be read at once.
+        """Return the records from `start` up to but not including `end`, as Arrow, or as a frame.
 
         Args:
             start: a position, a transaction id (int) or a time (datetime with a time zone): the
@@ -171,6 +171,7 @@ class DistributedLogManager(AsyncClosing):
             AlreadyTruncatedError: `start` is a position or transaction id that was truncated away;
                 the first position and 0 mean the beginning.
             ConfigurationError: a time has no time zone.
+            LogNotFoundError, LedgerReadError, MetadataError.
         """
 
     async def append(
@@ -205,7 +206,7 @@ class DistributedLogManager(AsyncClosing):
         """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
 
     @abstractmethod
-    async def get_stream_end(self) -> tuple[int, bool]:
+    async def _stream_end(self) -> tuple[int, bool]:
         """Return where the readable bytes of a stream end, and whether the stream is sealed.
 
         Raises: SchemaMismatchError: the log is typed.
@@ -236,7 +237,7 @@ class DistributedLogManager(AsyncClosing):
             `AsyncAppendOnlyStreamReader.seek`.
         """
         reader = await self._open_bytes_reader()
-        return await AsyncAppendOnlyStreamReader.open(reader, self.get_stream_end, position)
+        return await AsyncAppendOnlyStreamReader.open(reader, self._stream_end, position)
 
     # Stored positions
 
@@ -301,9 +302,9 @@ class DistributedLogManager(AsyncClosing):
     async def get_last_dlsn(self) -> DLSN:
         """Return the position of the last readable record.  Raises: LogEmptyError."""
 
-    @abstractmethod
     async def get_last_txid(self) -> int:
         """Return the transaction id of the last readable record.  Raises: LogEmptyError."""
+        return self._last_txid(await self.get_snapshot())
 
     @abstractmethod
     async def is_end_of_stream_marked(self) -> bool:

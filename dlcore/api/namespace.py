@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
-    from dlcore.log.metadata.staged import StagedStatus
     from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.faces import StagedAppend, StagingWriter
@@ -322,24 +321,6 @@ class Namespace(AsyncClosing):
 
         Raises: ConfigurationError: `identity` is empty, or too long.
         """
-
-    async def list_staged(self) -> list[StagedStatus]:
-        """Return the staged ledgers with uncommitted extents.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("list_staged")
-
-    async def clean_staging(
-        self, *, leftovers_age_s: float, commits_age_s: float
-    ) -> tuple[int, int]:
-        """Remove old staged ledgers of dead processes, and old records of commits.
-
-        Returns: how many staged ledgers were removed, and how many records.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("clean_staging")
 
     async def last_version(self, identity: str) -> int:
         """Return the last version that an appender committed, or -1.

@@ -228,7 +228,7 @@ async def scan_runs(
     """Yield the records of `scans`, in order, many entries at a time.  Raises: as `scan`."""
     for part in scans:
         if uri is not None and is_endpoint(uri):
-            scanning = (await clients.proxies(uri)).scan_runs(part)
+            scanning = (await clients.proxies(uri))._scan_runs(part)
         else:
             scanning = _scan_bookies(part, uri, clients, await clients.encryption_keys())
         async with aclosing(scanning) as runs:

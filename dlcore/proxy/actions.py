@@ -284,7 +284,7 @@ class Actions:
                 told = LogNotReadyError(f"log {name!r} was released: try again")
                 raise owned.ending or told from error
         log = await self._find(request)
-        position, is_sealed = await log.get_stream_end()
+        position, is_sealed = await log._stream_end()
         return StreamEnd(position, is_sealed)
 
     async def _logs(self, _: NoRequest) -> OwnedLogs:

@@ -15,7 +15,7 @@ from dlcore.access.audit_file import AuditFile
 from dlcore.access.tls import TlsFiles
 from dlcore.access.tls_in_use import TlsInUse
 from dlcore.access.tls_refusals import own_refusal
-from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS
+from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS, samples
 from dlcore.backends.direct.trial import trial_log, try_log
 from dlcore.base.background import side_tasks
 from dlcore.base.closing import AsyncClosing
@@ -209,7 +209,7 @@ def _operated(
     return Operated(
         role="proxy",
         metrics=(*METRICS, *CLIENT_METRICS),
-        sources=[figures.samples, namespace.samples],
+        sources=[figures.samples, partial(samples, context, namespace.get_statistics)],
         checks=checks,
         trial=partial(try_log, namespace, name),
         store=context.store,

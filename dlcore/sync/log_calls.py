@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlcore.sync.log_range import LogRange
 from dlcore.sync.reader import LogReader
 from dlcore.sync.stream import AppendOnlyStreamReader
 from dlcore.sync.twin import Blocking
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     from dlcore.api.log import DistributedLogManager as AsyncDistributedLogManager
     from dlcore.base.config import LogSettings
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord, LogRecordWithDLSN
     from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.status import LogStatus
 
@@ -96,6 +99,36 @@ class LogCalls(Blocking):
                     ignore_truncation=ignore_truncation,
                 )
             ),
+        )
+
+    def read(
+        self,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> LogRange:
+        """Return the records from `start` up to but not including `end`, as Arrow, or as a frame.
+
+        Args:
+            start: a position, a transaction id (int) or a time (datetime with a time zone): the
+                first record that is not below it; None: the first one that is not truncated.
+            end: the same kinds of value; None: the present end of the readable records.
+            columns: the names of the columns; by default all of a byte log (docs/python.md).  A
+                typed log also has `_log`, `_dlsn`, `_txid`, `_sequence_id` and `_timestamp`, which
+                are returned only on request.
+            where: a filter of rows, such as ``pc.field("fare") > 20``.
+
+        Raises:
+            SchemaMismatchError: the log has no such column.
+            AlreadyTruncatedError: `start` is a position or transaction id that was truncated away;
+                the first position and 0 mean the beginning.
+            ConfigurationError: a time has no time zone.
+            LogNotFoundError, LedgerReadError, MetadataError.
+        """
+        return LogRange(
+            self._portal, self._call(self._manager.read(start, end, columns=columns, where=where))
         )
 
     def append(

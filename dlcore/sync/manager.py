@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import AlreadyClosedError
 from dlcore.sync.log_calls import LogCalls
-from dlcore.sync.log_range import LogRange
 from dlcore.sync.stream import AppendOnlyStreamWriter
 from dlcore.sync.writer import LogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    import pyarrow.compute as pc
+    from collections.abc import Generator, Mapping
 
     from dlcore.api.log import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
-    from dlcore.log.reading.ranges import Bound
     from dlcore.log.writing.records_writer import AsyncLogWriter
     from dlcore.sync.buffering import BufferingWriter
     from dlcore.sync.portal import Portal
@@ -47,26 +43,6 @@ class DistributedLogManager(LogCalls):
 
     def _twin_of(self, opened: AsyncLogWriter) -> LogWriter:
         return LogWriter(self._portal, opened, self._writers)
-
-    def read(
-        self,
-        start: Bound | None = None,
-        end: Bound | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        where: pc.Expression | None = None,
-    ) -> LogRange:
-        """Return the records in [start, end), as batches, tables, frames, or an Arrow stream.
-
-        A bound is a position, a transaction id (int) or a time (datetime with a time zone).  The
-        defaults are the first record that is not truncated, and the current end of the readable
-        records.  `columns` are the wanted columns, `where` is a condition on rows.
-
-        Raises: AlreadyTruncatedError, ConfigurationError, LogNotFoundError, LedgerReadError,
-            MetadataError.
-        """
-        reading = self._manager.read(start, end, columns=columns, where=where)
-        return LogRange(self._portal, self._call(reading))
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
         """Open the log's writer as a binary file, positioned at the end of the log's bytes.

@@ -316,6 +316,13 @@ class NamespaceCalls(WritersNamespace):
             self._call(self._namespace.open_staging_writer(identity=identity, shared=shared)),
         )
 
+    def last_version(self, identity: str) -> int:
+        """Return the last version that an appender committed, or -1.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.last_version(identity))
+
     def list_commits(self) -> list[CommitStatus]:
         """Return the last commit of each appender that is remembered.
 

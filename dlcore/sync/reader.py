@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from dlcore.base.config import require_count
 from dlcore.base.errors import DLError, EndOfStreamError
 from dlcore.log.reading.taking import drop_taken, no_records, take_records
-from dlcore.sync.twin import Blocking
+from dlcore.sync.reader_calls import ReaderCalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlcore.sync.portal import Portal
 
 
-class LogReader(Blocking):
+class LogReader(ReaderCalls):
     """A reader at a position of the log.  Not thread-safe.
 
     `for record in reader` yields all readable records, and then ends.  `records` and `batches` can
@@ -47,21 +47,6 @@ class LogReader(Blocking):
     def position(self) -> DLSN:
         """The next position: every record below was returned, was truncated, or is not wanted."""
         return self._rows[0].position if self._rows else self._reader.position
-
-    @property
-    def committed(self) -> DLSN | None:
-        """The subscriber's stored position; None without a subscriber."""
-        return self._reader.committed
-
-    @property
-    def is_typed(self) -> bool:
-        """Whether the log is typed: it then has batches, and no records."""
-        return self._reader.is_typed
-
-    @property
-    def broken_entries(self) -> int:
-        """Number of broken entries that were skipped, if `skip_broken_entries` is set."""
-        return self._reader.broken_entries
 
     def commit(self, position: DLSN | None = None) -> DLSN:
         """Store the subscriber's position, by default the reader's position; return it.

@@ -12,17 +12,17 @@ from dlcore.base.errors import LogNotReadyError, SchemaMismatchError
 from dlcore.base.ids import TXID_MAX
 from dlcore.base.records import LogRecord
 from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES, checked_payload, no_record
-from dlcore.sync.buffering import BufferingWriter
+from dlcore.sync.writer_calls import WriterCalls
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dlcore.base.ids import DLSN
     from dlcore.log.writing.records_writer import AsyncLogWriter
+    from dlcore.sync.buffering import BufferingWriter
     from dlcore.sync.portal import Portal
 
 
-class LogWriter(BufferingWriter):
+class LogWriter(WriterCalls):
     """The log's writer.  Not thread-safe.
 
     `write` buffers in the calling thread.  `flush`, `commit`, `close` or a full buffer pass the
@@ -58,24 +58,9 @@ class LogWriter(BufferingWriter):
         return f"<LogWriter {self._writer.log_name!r} last_txid={self._last_txid} {state}>"
 
     @property
-    def log_name(self) -> str:
-        """The log's name."""
-        return self._writer.log_name
-
-    @property
-    def log_id(self) -> str:
-        """The log's identity."""
-        return self._writer.log_id
-
-    @property
     def last_txid(self) -> int:
         """The highest transaction id written, -1 if there is none."""
         return self._last_txid
-
-    @property
-    def producer(self) -> str | None:
-        """The name under which the writer numbers its records through proxies."""
-        return self._writer.producer
 
     @property
     def next_sequence(self) -> int:
@@ -142,7 +127,9 @@ class LogWriter(BufferingWriter):
     def _checked(self, record: LogRecord) -> LogRecord:
         self._require_usable()
         if self._typed is not None:
-            raise self._typed.refusal()
+            from dlcore.log.writing.typed import records_refused
+
+            raise records_refused(self.log_name)
         self._hand_over_left()
         payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
         return LogRecord(record.txid, payload)
@@ -179,20 +166,6 @@ class LogWriter(BufferingWriter):
             if self._typed is None:
                 raise
             return self._call(self._typed.fitted_latest(batch, last_txid=self._last_txid))
-
-    def truncate(
-        self,
-        dlsn: DLSN | None = None,
-        *,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> bool:
-        """Truncate the records below a position, id or time; return whether this changed anything.
-
-        Raises: as `DistributedLogManager.truncate`, and as `flush`.
-        """
-        truncating = self._writer.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms)
-        return self._call(truncating)
 
     def abort(self) -> None:
         """Close without flushing, as a crash would; acknowledged records stay."""

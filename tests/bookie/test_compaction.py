@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
-from bookie.disks.memory import MemoryDisk
+from bookie.disks.memory import DiskOwner, MemoryDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
@@ -247,9 +247,9 @@ def test_garbage_that_is_only_in_the_cache_is_not_deleted_yet() -> None:
         await delete_doomed(storage)
         append_garbage, sync = storage.core.log.append_garbage, disk.sync
 
-        async def die(_inode: object, generation: int) -> None:
+        async def die(_inode: object, owner: DiskOwner) -> None:
             disk.crash(keep_cache=True)
-            disk.check_alive(generation)
+            owner.check_alive()
 
         def append_and_die(numbers: Sequence[int]) -> None:
             disk.sync = die  # type: ignore[method-assign,assignment]

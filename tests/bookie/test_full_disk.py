@@ -254,15 +254,15 @@ def test_a_disk_may_be_full_at_any_step(step: int) -> None:
         storage = await LedgerStorage.open(disk, config, clock=ManualClock())
         await disk.release(disk.held_bytes)
         began = disk.device.steps
-        take_step = disk.step
+        owner, take_step = disk.owner, disk.owner.step
 
-        async def fill_at(generation: int) -> None:
+        async def fill_at() -> None:
             if disk.device.steps - began == step:
                 await disk.release(disk.held_bytes)
                 disk.room.fill()
-            await take_step(generation)
+            await take_step()
 
-        disk.step = fill_at  # type: ignore[method-assign]
+        owner.step = fill_at  # type: ignore[method-assign]
         adds = []
         for entry_id in range(12):
             adds.append(storage.writes.add_entry(make_frame(1, entry_id), is_recovery=True))

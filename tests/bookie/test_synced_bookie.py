@@ -93,8 +93,8 @@ async def life(folder: Path, uri: str, way: str, mutant: str) -> AsyncIterator[N
 
 async def work(namespace: DirectNamespace, number: int) -> int:
     """Write two ledgers side by side, fence one, delete the other; return the one that stays."""
-    kept = await namespace.ledgers.create_ledger(ONE)
-    doomed = await namespace.ledgers.create_ledger(ONE)
+    kept = await namespace.ports.ledgers.create_ledger(ONE)
+    doomed = await namespace.ports.ledgers.create_ledger(ONE)
     for entry in range(ENTRIES):
         size = LARGE_BYTES if entry == ENTRIES // 2 else 50 * entry
         await asyncio.gather(
@@ -103,10 +103,10 @@ async def work(namespace: DirectNamespace, number: int) -> int:
         )
         if entry % 4 == 3:
             await kept.publish_lac()
-    reader = await namespace.ledgers.open_ledger(kept.ledger_id)
+    reader = await namespace.ports.ledgers.open_ledger(kept.ledger_id)
     async for _ in reader.read(0, ENTRIES - 2):
         pass
-    await namespace.ledgers.recover_ledger(kept.ledger_id)
+    await namespace.ports.ledgers.recover_ledger(kept.ledger_id)
     await namespace.log_context.ledger_store.delete(doomed.ledger_id)
     return kept.ledger_id
 
@@ -126,7 +126,7 @@ async def live_three_times(folder: Path, uri: str, mutant: str) -> set[int]:
                 kept.add(await work(namespace, rounds))
                 rounds += 1
                 seen |= files_of(folder)
-            writer = await namespace.ledgers.create_ledger(ONE)
+            writer = await namespace.ports.ledgers.create_ledger(ONE)
             adds = [asyncio.ensure_future(writer.append([b"x" * LARGE_BYTES])) for _ in range(9)]
             await adds[0]
         await asyncio.gather(*adds, return_exceptions=True)

@@ -125,7 +125,7 @@ async def run(name: str, uri: str, tls: TlsFiles | None) -> None:
             ):
                 also = (
                     LogUpkeep.of(namespace, UPKEEP).run,
-                    partial(ask_for_merging, namespace._context),
+                    partial(ask_for_merging, namespace.log_context),
                 )
                 context = namespace.ports
                 await AutoRecovery(context, config=CONFIG, owner=name, also=also).run()

@@ -315,7 +315,7 @@ class Client:
         """Recover the ledger under a live writer, which nobody told."""
         segments = await manager.get_log_segments()
         if segments and (extents := segments[-1].extents):
-            await self._namespace.ledgers.recover_ledger(extents[-1].ledger_id)
+            await self._namespace.ports.ledgers.recover_ledger(extents[-1].ledger_id)
 
 
 async def _open_persistently(work: Work, events: Events) -> DirectNamespace:

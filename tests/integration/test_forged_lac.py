@@ -26,18 +26,18 @@ def test_a_lac_that_a_stranger_wrote_is_no_lac(sandbox: Sandbox, lac: int) -> No
             await open_namespace(sandbox.uri) as writing,
             await open_namespace(sandbox.uri) as other,
         ):
-            writer = await writing.ledgers.create_ledger(QuorumConfig())
+            writer = await writing.ports.ledgers.create_ledger(QuorumConfig())
             for number in range(10):
                 await writer.append([b"entry %d" % number])
             await writer.publish_lac()
             stranger = writer.metadata.last_ensemble.bookies[1]
             bookies = other.ports.bookies
             await bookies.write_lac(stranger, ledger_id=writer.ledger_id, last_add_confirmed=lac)
-            reader = await other.ledgers.open_ledger(writer.ledger_id)
+            reader = await other.ports.ledgers.open_ledger(writer.ledger_id)
             assert await reader.read_last_add_confirmed() == 9
             read = [bytes(frame.body) async for frames in reader.read(0, 9) for frame in frames]
             assert read == [b"entry %d" % number for number in range(10)]
-            metadata = await other.ledgers.recover_ledger(writer.ledger_id)
+            metadata = await other.ports.ledgers.recover_ledger(writer.ledger_id)
             assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 9)
 
     asyncio.run(run())

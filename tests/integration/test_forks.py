@@ -97,7 +97,7 @@ def test_a_source_that_is_truncated_and_deleted(
             assert await read(namespace, "test") == kept
             log = await namespace.open_log(LOG)
             await log.truncate(DLSN(2, 1, 0))
-            await namespace.tidied()
+            await namespace.log_context.tidier.settled()
             await sweep(namespace)
             assert await read(namespace, "test") == kept
             await namespace.delete_log(LOG)

@@ -56,7 +56,7 @@ def test_both_racks_and_no_bookie_that_stands_still(fresh_sandbox: Callable[...,
             infos = {info.bookie: info for info in await namespace.get_bookies()}
             assert [info.rack for info in infos.values()] == [RACKS[i % 2] for i in range(5)]
             assert all(0 < info.free_bytes < info.total_bytes for info in infos.values())
-            ledgers = namespace.ledgers
+            ledgers = namespace.ports.ledgers
             for _ in range(10):
                 pair = await choose_pair(ledgers)
                 assert {infos[each].rack for each in pair} == {*RACKS}

@@ -12,6 +12,7 @@ import pyarrow.flight as flight
 import pytest
 
 from dlcore import AppendRun, SharedStaging
+from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.backends.flight.staging import KEPT_BYTES_MAX
 from dlcore.base.errors import (
     AppendAbortedError,
@@ -27,6 +28,7 @@ from dlcore.base.errors import (
     UnsupportedError,
     WriteError,
 )
+from dlcore.log.metadata.staged import list_all_staged
 from dlcore.sync import StagedExtent, open_namespace, open_namespace as open_remote
 from tests.fixtures.proxies import ask, proxy_process
 
@@ -161,7 +163,9 @@ def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: 
 
 
 def _staged(direct: Namespace) -> list[Any]:
-    return direct._call(direct._namespace.list_staged())
+    namespace = direct._namespace
+    assert isinstance(namespace, DirectNamespace)
+    return direct._call(list_all_staged(namespace.log_context))
 
 
 def test_the_names_of_the_core(direct: Namespace, remote: Namespace, logs: list[str]) -> None:

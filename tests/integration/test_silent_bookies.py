@@ -78,7 +78,7 @@ def test_a_stopped_process_is_noticed_and_replaced(
             await open_namespace(cluster.uri, client_config=CLIENT) as namespace,
             await open_namespace(cluster.uri, client_config=CLIENT) as other,
         ):
-            writer = await namespace.ledgers.create_ledger(COPIES)
+            writer = await namespace.ports.ledgers.create_ledger(COPIES)
             await write(writer, 10)
             member = writer.metadata.last_ensemble.bookies[1]
             process = next(each for each in cluster.bookies if each.name == member.name)
@@ -86,13 +86,13 @@ def test_a_stopped_process_is_noticed_and_replaced(
             try:
                 await write_past(writer, member)
                 await writer.publish_lac()
-                await check(other.ledgers, writer.ledger_id, 30)
+                await check(other.ports.ledgers, writer.ledger_id, 30)
             finally:
                 process.resume()
             await write(writer, 10)
             metadata = await writer.close()
             assert metadata.last_entry_id == 39
-            await check(other.ledgers, writer.ledger_id, 40)
+            await check(other.ports.ledgers, writer.ledger_id, 40)
 
     run(scenario)
 

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bookie.config import StorageConfig
-from bookie.disks.memory import MemoryDisk
+from bookie.disks.memory import DiskOwner, MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
@@ -61,9 +61,9 @@ class _StoppedDisk(MemoryDisk):
         self.is_running = asyncio.Event()
         self.is_running.set()
 
-    async def sync(self, inode: Any, generation: int) -> None:
+    async def sync(self, inode: Any, owner: DiskOwner) -> None:
         await self.is_running.wait()
-        await super().sync(inode, generation)
+        await super().sync(inode, owner)
 
 
 async def _answers_of(events: Sequence[Event]) -> list[Message]:

@@ -145,7 +145,7 @@ class Life:
         config = replace(process.config, lock_enabled=False)
         log = await process.namespace.open_log(_FOLLOWED, config=config, create_if_missing=True)
         writer = await log.open_writer()
-        machine = writer._machine
+        machine = writer.machine
         try:
             while not self._logs.is_over:
                 self._lose(process)

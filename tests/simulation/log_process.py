@@ -112,7 +112,9 @@ class LogProcess:
     def merger(self) -> LogMerger:
         """Return a merger that asks nobody."""
         namespace = self.namespace
-        return LogMerger(namespace._context, namespace._owner, policy=MERGE_POLICY, bytes_per_s=1e6)
+        return LogMerger(
+            namespace.log_context, namespace.staging_owner, policy=MERGE_POLICY, bytes_per_s=1e6
+        )
 
     def upkeep(self) -> LogUpkeep:
         """Return a worker as the service runs it."""
@@ -121,4 +123,4 @@ class LogProcess:
 
     def tierer(self) -> LogTierer:
         """Return a tierer that asks nobody."""
-        return LogTierer(self.namespace._context, self.namespace._owner, UPKEEP_OF_TIERS)
+        return LogTierer(self.namespace.log_context, self.namespace.staging_owner, UPKEEP_OF_TIERS)

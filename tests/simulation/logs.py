@@ -313,7 +313,7 @@ class Logs:
         log = await self._some_log(process)
         choice = rng.random()
         if choice < 0.6:
-            await ask_for_upkeep(process.namespace._context, {log._log: 1})
+            await ask_for_upkeep(process.namespace.log_context, {log._log: 1})
         elif choice < 0.9:
             await self._truncate(process, log)
         elif choice < 0.93 and self._proxies is None:
@@ -493,7 +493,7 @@ class Logs:
         deadline = self._world.loop.time() + _TIDYING_S_MAX
         for name in await keeper.namespace.get_logs():
             log = await keeper.namespace.open_log(name)
-            await ask_for_upkeep(keeper.namespace._context, {log._log: 1})
+            await ask_for_upkeep(keeper.namespace.log_context, {log._log: 1})
         for sweeps in itertools.count(1):
             await upkeep.serve()
             if self._tiers is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.disks.memory import MemoryDisk, MemoryFile
+from bookie.disks.memory import DiskOwner, MemoryDisk, MemoryFile
 from bookie.disks.memory_folder import Inode
 from bookie.files import replay as replay_module
 from bookie.files.commit_driver import GroupCommit
@@ -41,7 +41,7 @@ def failed_syncs_are_tried_again() -> Iterator[None]:
         except BookieStorageError as error:
             if "cannot sync" not in str(error):
                 raise
-            await self._disk.sync(self.inode, self._generation)
+            await self._disk.sync(self.inode, self._owner)
 
     with patch.object(MemoryFile, "append", stubborn):
         yield
@@ -52,11 +52,11 @@ def directories_are_not_synced() -> Iterator[None]:
     """Section 3.4 (c): a new file's name may vanish with the power, whatever the file holds."""
 
     async def place(self: MemoryDisk, name: str, data: bytes) -> None:
-        generation = self._generation
+        owner = self.owner
         inode = Inode()
-        await self.write(inode, 0, data, generation)
+        await self.write(inode, 0, data, owner)
         self.folder.put(name, inode, None)
-        await self.step(generation)
+        await owner.step()
 
     with patch.object(MemoryDisk, "_place", place):
         yield
@@ -69,12 +69,12 @@ def a_file_that_is_full_is_not_synced() -> Iterator[None]:
     sync = MemoryDisk.sync
     full: list[Any] = []
 
-    async def lazy_sync(self: MemoryDisk, inode: Inode, generation: int) -> None:
+    async def lazy_sync(self: MemoryDisk, inode: Inode, owner: DiskOwner) -> None:
         if inode in full:
             full.remove(inode)
-            await self.step(generation)
+            await owner.step()
             return
-        await sync(self, inode, generation)
+        await sync(self, inode, owner)
 
     async def lazy_write(self: GroupCommit, work: Write) -> None:
         if work.step is Step.BATCH and work.file is not self._files.current:

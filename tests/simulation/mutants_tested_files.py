@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bookie.disks import real as real_disk_module
-from bookie.disks.memory import MemoryDisk
+from bookie.disks.memory import DiskOwner, MemoryDisk
 from bookie.disks.real import RealFile
 from bookie.disks.recent_bytes import RecentBytes, rounded_up
 from bookie.disks.spares import Spares
@@ -78,8 +78,8 @@ def a_file_is_recycled_before_its_last_reader_is_done() -> Iterator[None]:
 def the_new_header_is_not_durable_before_the_name() -> Iterator[None]:
     """Power is lost, and a file of an earlier life stands under a new name."""
 
-    async def unsynced(self: MemoryDisk, inode: Inode, generation: int) -> None:
-        await self.step(generation)
+    async def unsynced(self: MemoryDisk, inode: Inode, owner: DiskOwner) -> None:
+        await owner.step()
 
     with patch.object(MemoryDisk, "sync", unsynced):
         yield

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         SegmentEnd,
         VersionedHead,
     )
+    from dlcore.log.reading.rows import Rows
     from dlcore.log.writing.append import Event
     from dlcore.metadata.port import Op
 
@@ -68,7 +69,11 @@ def interrupted_reads_lose_what_had_come() -> Iterator[None]:
     """Rows are handed over with the result, which nobody takes who is interrupted."""
 
     def take(self: LogReader, **wanted: Any) -> None:
-        self._rows.extend(self._call(self._reader.take_rows(**wanted)))
+        async def rows() -> list[Rows]:
+            await self._reader._gather_rows(**wanted)
+            return self._reader._take_gathered()
+
+        self._rows.extend(self._call(rows()))
 
     with patch.object(LogReader, "_take", take):
         yield

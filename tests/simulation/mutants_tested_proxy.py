@@ -27,7 +27,7 @@ from dlcore.log.staging.commit import HeldLog
 from dlcore.log.writing import opening
 from dlcore.log.writing.append import LogAppender, StartSegment
 from dlcore.log.writing.run import OwnExtent
-from dlcore.log.writing.writer import DirectWriter
+from dlcore.log.writing.writer import Pump
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes
 from dlcore.proxy.writing.owned_log import Accepted, OwnedLog
 from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
@@ -131,10 +131,10 @@ def a_zombie_proxy_goes_on_to_acknowledge() -> Iterator[None]:
 def a_zombie_proxy_judges_conditions() -> Iterator[None]:
     """It does not look whether the log is its own before it tells of the last record."""
 
-    async def believe(_: DirectWriter) -> None:
+    async def believe(_: Pump) -> None:
         pass
 
-    with patch.object(DirectWriter, "verify", believe):
+    with patch.object(Pump, "verify", believe):
         yield
 
 
@@ -294,11 +294,11 @@ def a_zombie_proxy_begins_producers() -> Iterator[None]:
     """It tells who begins there of the last record that it knew of when it wrote last."""
     begin = OwnedLog.begin
 
-    async def believe(_: DirectWriter) -> None:
+    async def believe(_: Pump) -> None:
         pass
 
     async def unlooked(self: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
-        with patch.object(DirectWriter, "verify", believe):
+        with patch.object(Pump, "verify", believe):
             return await begin(self, producer)
 
     with patch.object(OwnedLog, "begin", unlooked):

@@ -95,7 +95,7 @@ class Consumer:
         try:
             reader = await log.open_reader(subscriber=SUBSCRIBER)
         except AlreadyTruncatedError:
-            info = await log.get_info()
+            info = await log._info()
             first = DLSN.parse(info.first or info.end)
             reader = await log.open_reader(subscriber=SUBSCRIBER, dlsn=first)
         hold: Any = reader._hold

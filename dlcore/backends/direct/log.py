@@ -77,7 +77,8 @@ class DirectLog(DistributedLogManager):
         self._context = context
         self._config = config
         self._log = log
-        self._readers = ReaderOpener(context, log, config, known)
+        self.readers = ReaderOpener(context, log, config, known)
+        """Opens readers, also those of parts, for proxies."""
 
     @override
     def _require_open(self) -> None:
@@ -155,23 +156,12 @@ class DirectLog(DistributedLogManager):
             raise self._only_over_proxies(f"columns={columns!r}")
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         self._require_open()
-        return await self._readers.open_reader(
+        return await self.readers.open_reader(
             start,
             subscriber=subscriber,
             skip_broken_entries=skip_broken_entries,
             truncated=TruncationRule.IGNORE if ignore_truncation else None,
         )
-
-    async def open_part(self, start: DLSN, end: DLSN) -> DirectReader:
-        """Open a reader whose stream ends with the entry that contains `end`, or the one before it.
-
-        In complete parts it fetches nothing after that, as another reader would.  Records that are
-        truncated before they are read are an `AlreadyTruncatedError`.
-
-        Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
-        """
-        self._require_open()
-        return await self._readers.open_part(start, end)
 
     @override
     async def get_subscriptions(self) -> dict[str, DLSN]:
@@ -190,7 +180,7 @@ class DirectLog(DistributedLogManager):
     ) -> DLSN:
         self._require_open()
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
-        position = await self._readers.position_of(start)
+        position = await self.readers.position_of(start)
         await move_subscription(self._context, self._log, subscriber, position)
         return position
 
@@ -209,7 +199,7 @@ class DirectLog(DistributedLogManager):
         where: pc.Expression | None = None,
     ) -> LogRange:
         self._require_open()
-        return await self._readers.open_range(start, end, columns, where)
+        return await self.readers.open_range(start, end, columns, where)
 
     @override
     async def get_schema(self) -> pa.Schema | None:
@@ -245,7 +235,7 @@ class DirectLog(DistributedLogManager):
         return await self.open_reader()
 
     @override
-    async def get_stream_end(self) -> tuple[int, bool]:
+    async def _stream_end(self) -> tuple[int, bool]:
         self._require_open()
         self._require_typed(typed=False)
         snapshot = await take_last(self._context, self._log)
@@ -259,7 +249,7 @@ class DirectLog(DistributedLogManager):
     @override
     async def get_snapshot(self) -> LogSnapshot:
         self._require_open()
-        return await self._readers.follower.take()
+        return await self.readers.follower.take()
 
     @override
     async def _places(
@@ -304,7 +294,7 @@ class DirectLog(DistributedLogManager):
     @override
     async def get_log_segments(self) -> list[LogSegment]:
         self._require_open()
-        return list((await self._readers.follower.state()).segments)
+        return list((await self.readers.follower.state()).segments)
 
     @override
     async def get_first_active_dlsn(self) -> DLSN:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from dlcore.base.metrics import counter, gauge, histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from dlcore.base.metrics import Durations, Sample
+    from dlcore.base.metrics import Sample
     from dlcore.base.statistics import NamespaceStatistics
+    from dlcore.log.context import LogContext
 
 APPENDS = histogram(
     "client_append_seconds",
@@ -50,9 +51,14 @@ METRICS = (
 """The metrics of a client, in the order of the documentation."""
 
 
-def samples(found: NamespaceStatistics, durations: tuple[Durations, Durations]) -> Iterator[Sample]:
-    """Yield the present samples of one client."""
-    appends, recoveries = durations
+def samples(
+    context: LogContext, get_statistics: Callable[[], NamespaceStatistics]
+) -> Iterator[Sample]:
+    """Yield the present samples of one client; none once its namespace is closed."""
+    if context.lifetime.has_ended:
+        return
+    found = get_statistics()
+    appends, recoveries = context.ledgers.durations
     yield APPENDS.of(appends)
     yield RECOVERIES.of(recoveries)
     yield ENTRIES_WRITTEN.of(found.entries_written)

@@ -11,6 +11,7 @@ import random
 import socket
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -40,11 +41,10 @@ from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
 from dlcore.log.cold.reading import ColdLedgers
 from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.forgetting import forget_log
-from dlcore.log.metadata.commit_records import last_version, list_commits, sweep_commits
+from dlcore.log.metadata.commit_records import last_version, list_commits
 from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
-from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
@@ -60,14 +60,13 @@ from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     import pyarrow as pa
 
     from dlcore.access.encryption_keys import EncryptionKeys
     from dlcore.access.tls import TlsFiles
     from dlcore.access.zookeeper import ZooKeeperAccess
-    from dlcore.base.metrics import Sample
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
@@ -132,7 +131,7 @@ class DirectNamespace(Namespace):
             rng=rng,
         )
         """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
-        self._context = LogContext(
+        self.log_context = LogContext(
             store=store,
             paths=paths,
             logs=LogStore(store, paths),
@@ -149,8 +148,11 @@ class DirectNamespace(Namespace):
             lifetime=Lifetime(uri),
             encryption_keys=encryption_keys,
         )
-        self._owner = StagingOwner(self._context)
-        self._followers = LogFollowers(self._context)
+        """The adapters of its logs, for maintenance; it closes them."""
+        self.staging_owner = StagingOwner(self.log_context)
+        """The node that shows that this process lives, for those that stage and merge."""
+        self.followers = LogFollowers(self.log_context)
+        """The logs with kept snapshots; it closes them."""
         self.access_rules = RuleStore(store, paths)
         """The rules of access, for proxies and maintenance."""
 
@@ -158,27 +160,6 @@ class DirectNamespace(Namespace):
     @override
     def uri(self) -> str:
         return self._uri
-
-    @property
-    def ledgers(self) -> LedgerClient:
-        """The ledger client that its logs use."""
-        return self.ports.ledgers
-
-    @property
-    def staging_owner(self) -> StagingOwner:
-        """The node that shows that this process lives, for those that stage and merge."""
-        return self._owner
-
-    @property
-    def log_context(self) -> LogContext:
-        """The adapters of its logs, for maintenance; it closes them."""
-        return self._context
-
-    @property
-    def followers(self) -> LogFollowers:
-        """The logs with kept snapshots; the namespace closes them."""
-        self._require_open()
-        return self._followers
 
     @override
     async def create_log(
@@ -193,22 +174,24 @@ class DirectNamespace(Namespace):
         self._require_open()
         metadata = LogMetadata(
             name=validate_log_name(name),
-            log_id=self._context.clock.new_token() if log_id is None else validate_log_id(log_id),
-            created_ms=self._context.clock.now_ms(),
-            quorum=(config or self._context.config).quorum,
+            log_id=self.log_context.clock.new_token()
+            if log_id is None
+            else validate_log_id(log_id),
+            created_ms=self.log_context.clock.now_ms(),
+            quorum=(config or self.log_context.config).quorum,
             typed=schema is not None,
         )
         settings = settings or LogSettings()
         if self._cluster_settings is not None:
             settings = await self._cluster_settings.settings_of_new_log(settings)
-        await self._context.logs.create(metadata, settings, first_schema(schema))
+        await self.log_context.logs.create(metadata, settings, first_schema(schema))
         await self.ports.registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
 
     @override
     async def delete_log(self, name: str, *, damaged: bool = False) -> None:
         if damaged:
             self._require_open()
-            await forget_log(self._context, name)
+            await forget_log(self.log_context, name)
             return
         await (await self.open_log(name)).delete()
 
@@ -222,12 +205,12 @@ class DirectNamespace(Namespace):
         from dlcore.log.upkeep.forks import fork_log  # seldom
 
         self._require_open()
-        return await fork_log(self._context, name, new_name, at=at)
+        return await fork_log(self.log_context, name, new_name, at=at)
 
     @override
     async def log_exists(self, name: str) -> bool:
         self._require_open()
-        return await self._context.logs.exists(validate_log_name(name))
+        return await self.log_context.logs.exists(validate_log_name(name))
 
     @override
     async def get_logs(self, prefix: str | None = None) -> list[str]:
@@ -240,7 +223,7 @@ class DirectNamespace(Namespace):
         self._require_open()
         return list_pages(
             self.ports.store,
-            self._context.paths,
+            self.log_context.paths,
             name_prefix(prefix),
             after=None if after is None else validate_log_name(after),
             page_size=page_size,
@@ -249,7 +232,7 @@ class DirectNamespace(Namespace):
     @override
     def watch_logs(self, prefix: str | None = None) -> LogWatch:
         self._require_open()
-        return LogWatch(self._context, name_prefix(prefix))
+        return LogWatch(self.log_context, name_prefix(prefix))
 
     @override
     async def open_log(
@@ -257,14 +240,14 @@ class DirectNamespace(Namespace):
     ) -> DirectLog:
         self._require_open()
         try:
-            log = await self._context.logs.find(name)
+            log = await self.log_context.logs.find(name)
         except LogNotFoundError:
             if not create_if_missing:
                 raise
             with contextlib.suppress(LogExistsError):  # another client was faster
                 await self.create_log(name, config=config)
-            log = await self._context.logs.find(name)
-        return DirectLog(self._context, log, config or self._context.config)
+            log = await self.log_context.logs.find(name)
+        return DirectLog(self.log_context, log, config or self.log_context.config)
 
     @override
     async def get_snapshots(
@@ -280,14 +263,14 @@ class DirectNamespace(Namespace):
     @override
     async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
         self._require_open()
-        return await find_schemas(self._context.logs, names)
+        return await find_schemas(self.log_context.logs, names)
 
     @override
     async def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
         self._require_open()
-        return await find_places(self._context, wanted)
+        return await find_places(self.log_context, wanted)
 
     @override
     async def grant(
@@ -303,8 +286,8 @@ class DirectNamespace(Namespace):
             value=lifetime_s,
             rule=f"expected 1 … {LIFETIME_S_MAX}",
         )
-        ring = await ensure_keys(self.ports.store, self._context.paths, self._context.clock)
-        now_s = self._context.clock.now_ms() // 1000
+        ring = await ensure_keys(self.ports.store, self.log_context.paths, self.log_context.clock)
+        now_s = self.log_context.clock.now_ms() // 1000
         signer = ring.signer(now_s)
         return [
             signer.sign_all(
@@ -316,10 +299,10 @@ class DirectNamespace(Namespace):
     @override
     def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
         async def current() -> LogContext:
-            return self._context
+            return self.log_context
 
         self._require_open()
-        return scan_entries(part, self.ports.ledgers, current, self._context.encryption_keys)
+        return scan_entries(part, self.ports.ledgers, current, self.log_context.encryption_keys)
 
     @override
     async def begin_append(
@@ -340,16 +323,16 @@ class DirectNamespace(Namespace):
 
         self._require_open()
         return DirectStagedAppend(
-            self._context,
-            self._owner,
+            self.log_context,
+            self.staging_owner,
             identity,
             version,
             shared=shared,
             run=run,
             lock_timeout_s=(
-                self._context.config.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
+                self.log_context.config.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
             ),
-            config=self._context.config,
+            config=self.log_context.config,
             keep_record=keep_record,
             strict=strict,
             after=after,
@@ -365,28 +348,9 @@ class DirectNamespace(Namespace):
 
         self._require_open()
         check_identity(identity)
-        return DirectStagingWriter(self._context, self._owner, identity, self._context.config)
-
-    @override
-    async def list_staged(self) -> list[StagedStatus]:
-        self._require_open()
-        return await list_all_staged(self._context)
-
-    @override
-    async def clean_staging(
-        self, *, leftovers_age_s: float, commits_age_s: float
-    ) -> tuple[int, int]:
-        self._require_open()
-        now_ms = self._context.clock.now_ms()
-        ledgers = await settle_abandoned(
-            self._context, created_before_ms=now_ms - int(leftovers_age_s * 1000)
+        return DirectStagingWriter(
+            self.log_context, self.staging_owner, identity, self.log_context.config
         )
-        records = await sweep_commits(self._context, before_ms=now_ms - int(commits_age_s * 1000))
-        return ledgers, records
-
-    async def tidied(self) -> None:
-        """Wait until the background work after the answers so far is done.  Raises nothing."""
-        await self._context.tidier.settled()
 
     @override
     async def get_access_rules(self) -> list[str]:
@@ -407,7 +371,7 @@ class DirectNamespace(Namespace):
     @override
     def get_statistics(self) -> NamespaceStatistics:
         self._require_open()
-        context, written = self._context, self.ports.ledgers.writers.statistics()
+        context, written = self.log_context, self.ports.ledgers.writers.statistics()
         # A copy: a collector may ask in another thread.
         kinds = Counter(_public_name(each) for each in list(context.open_objects))
         return NamespaceStatistics(
@@ -420,7 +384,7 @@ class DirectNamespace(Namespace):
             open_ledgers=written.open_ledgers,
             pending_bytes=written.pending_bytes,
             open_objects=dict(kinds),
-            followed_logs=len(self._followers),
+            followed_logs=len(self.followers),
         )
 
     @override
@@ -428,13 +392,7 @@ class DirectNamespace(Namespace):
         from dlcore.base.exposition import SampleCollector
 
         self._require_open()
-        return SampleCollector(METRICS, self.samples)
-
-    def samples(self) -> Iterable[Sample]:
-        """Return the samples of its metrics; none once it is closed."""
-        if self._context.lifetime.has_ended:
-            return ()
-        return samples(self.get_statistics(), self.ports.ledgers.durations)
+        return SampleCollector(METRICS, partial(samples, self.log_context, self.get_statistics))
 
     @override
     async def get_bookies(self) -> list[BookieRegistration]:
@@ -444,46 +402,46 @@ class DirectNamespace(Namespace):
     @override
     async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
         self._require_open()
-        return (await self._context.ledger_store.read(ledger_id)).metadata
+        return (await self.log_context.ledger_store.read(ledger_id)).metadata
 
     @override
     async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
         self._require_open()
-        return await self._context.ledger_store.read_from(first, count)
+        return await self.log_context.ledger_store.read_from(first, count)
 
     @override
     async def last_version(self, identity: str) -> int:
-        return await last_version(self._context, identity)
+        return await last_version(self.log_context, identity)
 
     @override
     async def list_commits(self) -> list[CommitStatus]:
         self._require_open()
-        return await list_commits(self._context)
+        return await list_commits(self.log_context)
 
     def _require_open(self) -> None:
-        self._context.lifetime.require_open()
+        self.log_context.lifetime.require_open()
 
     @override
     async def aclose(self) -> None:
-        if self._context.lifetime.has_ended:
+        if self.log_context.lifetime.has_ended:
             return
-        self._context.lifetime.has_ended = True
+        self.log_context.lifetime.has_ended = True
         async with AsyncExitStack() as steps:  # from the last to the first, even if one fails
             steps.push_async_callback(self.ports.store.aclose)
-            for keys in (self._keys, self._context.encryption_keys):
+            for keys in (self._keys, self.log_context.encryption_keys):
                 if keys is not None:
                     steps.push_async_callback(keys.aclose)
             steps.push_async_callback(self.ports.bookies.aclose)
             steps.push_async_callback(self.ports.registry.aclose)
             steps.push_async_callback(self.ports.ledgers.aclose)
-            steps.push_async_callback(self._owner.aclose)
-            steps.callback(self._followers.close)
-            steps.push_async_callback(self._context.tidier.aclose)
+            steps.push_async_callback(self.staging_owner.aclose)
+            steps.callback(self.followers.close)
+            steps.push_async_callback(self.log_context.tidier.aclose)
             await self._abandon_open_objects()
 
     async def _abandon_open_objects(self) -> None:
         """Abandon all at once, because each takes a while without a metadata store."""
-        opened = self._context.open_objects
+        opened = self.log_context.open_objects
         await all_of(*(each.abandon("its namespace was closed") for each in opened))
 
 

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from dlcore.api.log import DistributedLogManager
 from dlcore.backends.flight import planning, subscriptions
-from dlcore.backends.flight.reader import FlightReader, place_of_start
+from dlcore.backends.flight.reader import FlightReader, open_part, place_of_start
 from dlcore.backends.flight.subscriptions import FlightHold
-from dlcore.backends.flight.writing import FlightWriter, append_if, append_once
+from dlcore.backends.flight.writing import FlightWriter, append_if, append_once as append_claimed
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import (
@@ -93,7 +93,7 @@ class FlightLog(DistributedLogManager):
         self._require_open()
         return self._endpoint
 
-    async def get_info(self) -> LogInfo:
+    async def _info(self) -> LogInfo:
         """Return facts about the log now.  Raises: LogNotFoundError, ProxyUnavailableError."""
         return await planning.get_info(self._calls, self.name, self.log_id)
 
@@ -130,25 +130,19 @@ class FlightLog(DistributedLogManager):
         return await planning.find_places(self._calls, [(snapshot, each) for each in wanted])
 
     @override
-    async def get_last_txid(self) -> int:
-        return self._last_txid(await self.get_snapshot())
-
-    @override
     async def get_last_dlsn(self) -> DLSN:
-        return self._position((await self.get_info()).last)
-
-    def _position(self, text: str | None) -> DLSN:
-        if text is None:
+        last = (await self._info()).last
+        if last is None:
             raise self._no_record()
-        return DLSN.parse(text)
+        return DLSN.parse(last)
 
     @override
     async def is_end_of_stream_marked(self) -> bool:
-        return (await self.get_info()).sealed
+        return (await self._info()).sealed
 
     @override
     async def status(self) -> LogStatus:
-        snapshot, info = await self.get_snapshot(), await self.get_info()
+        snapshot, info = await self.get_snapshot(), await self._info()
         extents = [each for segment in snapshot.segments for each in segment.extents]
         return LogStatus(
             name=self.name,
@@ -224,12 +218,7 @@ class FlightLog(DistributedLogManager):
             size_bytes_estimate=info.size_bytes,
         )
         view = RangeView(self.name, own, columns, where, narrows=True)
-        return LogRange(extent, partial(self._open_part, extent, view), view)
-
-    async def _open_part(self, extent: RangeExtent, view: RangeView) -> FlightReader:
-        reader = FlightReader(self._calls, self._log, view.columns_read, end=extent.end)
-        reader.begin(extent.start, is_typed=view.is_typed)
-        return reader
+        return LogRange(extent, partial(open_part, self._calls, self._log, extent, view), view)
 
     @override
     async def open_writer(
@@ -240,7 +229,7 @@ class FlightLog(DistributedLogManager):
         writer = FlightWriter(
             self._calls, self._log, producer, self._calls.patience_s, self._config
         )
-        await writer.open()
+        await writer._open()
         return writer
 
     @override
@@ -253,17 +242,6 @@ class FlightLog(DistributedLogManager):
         if not records.num_rows:
             raise ConfigurationError("an append has no records: expected one at least")
         return await append_if(self._calls, self._log, records, expected, self._calls.patience_s)
-
-    async def append_once(self, batch: pa.RecordBatch, claim: Claim) -> DLSN | None:
-        """Append a batch with rows, unless the log holds it under this claim, whose base is 0.
-
-        Returns: the position of its last row, also if it was appended before; None if the log does
-        not know it any more.
-
-        Raises: ProducerFencedError: the log knows the claim's producer by another claim; else as
-        `append`.
-        """
-        return await append_once(self._calls, self._log, batch, claim, self._calls.patience_s)
 
     @override
     async def open_reader(
@@ -321,7 +299,7 @@ class FlightLog(DistributedLogManager):
         # The writer first: it fences the earlier one, whose bytes would move the end otherwise.
         writer = await self.open_writer(producer=_STREAM_PRODUCER)
         try:
-            return writer, (await self.get_stream_end(flush=True))[0]
+            return writer, (await self._stream_end(flush=True))[0]
         except BaseException:
             await writer.abort()
             raise
@@ -336,10 +314,23 @@ class FlightLog(DistributedLogManager):
         return reader
 
     @override
-    async def get_stream_end(self, *, flush: bool = False) -> tuple[int, bool]:
+    async def _stream_end(self, *, flush: bool = False) -> tuple[int, bool]:
         request = StreamRequest(log=self.name, log_id=self.log_id, flush=flush)
         answer = await planning.act(self._calls, actions.STREAM_END, request)
         return answer.position, answer.sealed
+
+
+async def append_once(log: FlightLog, batch: pa.RecordBatch, claim: Claim) -> DLSN | None:
+    """Append a batch with rows, unless the log holds it under this claim, whose base is 0.
+
+    Returns: the position of its last row, also if it was appended before; None if the log does not
+    know it any more.
+
+    Raises: ProducerFencedError: the log knows the claim's producer by another claim; else as
+    `DistributedLogManager.append`.
+    """
+    calls = log._calls
+    return await append_claimed(calls, log._log, batch, claim, calls.patience_s)
 
 
 def _place_of(bound: Bound | None) -> Place | None:

@@ -124,9 +124,9 @@ class FlightNamespace(Namespace):
 
     @override
     def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
-        return by_entry(self.scan_runs(part))
+        return by_entry(self._scan_runs(part))
 
-    def scan_runs(self, part: ScanRange) -> AsyncGenerator[ScanRun, None]:
+    def _scan_runs(self, part: ScanRange) -> AsyncGenerator[ScanRun, None]:
         """Yield the records of a range, many entries at a time.  Raises: as `scan`."""
         return planning.scan(self._calls, part, patience_s=self.patience_s)
 

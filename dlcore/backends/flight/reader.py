@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dlcore.backends.flight.subscriptions import FlightHold
     from dlcore.flight.replies import LogInfo
     from dlcore.log.metadata.values import LogKey
+    from dlcore.log.reading.ranges import RangeExtent, RangeView
 
 _DLSN_COLUMNS = ("dlsn", "_dlsn")
 _RECORD_COLUMNS = {"dlsn", "txid", "sequence_id", "timestamp", "value"}
@@ -195,11 +196,6 @@ class FlightReader(AsyncLogReader):
                 place = Place(dlsn=str(self._position))
         self._place = place
 
-    def begin(self, position: DLSN, *, is_typed: bool) -> None:
-        """Start at a position that was looked up already."""
-        self._position, self._place = position, Place(dlsn=str(position))
-        self._is_typed = is_typed
-
     async def _look(self, start: Place | None) -> LogInfo:
         """Return facts about the log from `start` on, and set whether the log is typed."""
         ticket = Ticket(log=self._log.name, log_id=self._log.log_id, start=start)
@@ -296,6 +292,16 @@ class FlightReader(AsyncLogReader):
         self._position = self.position
         self._drop_rows()
         await self._leave()
+
+
+async def open_part(
+    calls: Endpoint, log: LogKey, extent: RangeExtent, view: RangeView
+) -> FlightReader:
+    """Open a reader of a range, whose start was looked up already."""
+    reader = FlightReader(calls, log, view.columns_read, end=extent.end)
+    reader._position, reader._place = extent.start, Place(dlsn=str(extent.start))
+    reader._is_typed = view.is_typed
+    return reader
 
 
 def place_of_start(start: ReadStart) -> Place | None:

@@ -86,7 +86,7 @@ class FlightWriter(AsyncLogWriter):
     def __repr__(self) -> str:
         return f"<AsyncLogWriter {self.log_name!r} {self._machine!r}>"
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         """Wait until a proxy accepts the writer.
 
         Raises: LogNotFoundError, ConfigurationError, EndOfStreamError, ProxyUnavailableError.
@@ -119,13 +119,8 @@ class FlightWriter(AsyncLogWriter):
 
     @override
     def _describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
-        count = self.lost + sum(int(each.num_rows) for each in waiting)
+        count = self._machine.lost + sum(int(each.num_rows) for each in waiting)
         return counted(count) if count else None
-
-    @property
-    def lost(self) -> int:
-        """The number of accepted records that are not known to be durable."""
-        return self._machine.lost
 
     # Accepting
 
@@ -177,7 +172,7 @@ class FlightWriter(AsyncLogWriter):
     @override
     async def mark_end_of_stream(self) -> None:
         # After a failed attempt a sealed log is no error: the attempt may have sealed it.
-        again = self._is_sealing and not self.lost
+        again = self._is_sealing and not self._machine.lost
         if not again:
             await self.flush()
             self._is_sealing = True
@@ -212,8 +207,9 @@ class FlightWriter(AsyncLogWriter):
 
     def report_unwritten(self, reason: str) -> None:
         """Log an error for a writer that was not closed and has unacknowledged records."""
-        if self.lost and not self._machine.was_told and self in left_open:
-            told = f"{counted(self.lost)}: the writer was not closed, and {reason}"
+        lost = self._machine.lost
+        if lost and not self._machine.was_told and self in left_open:
+            told = f"{counted(lost)}: the writer was not closed, and {reason}"
             logger.error(
                 "log %r: not written: %s; to do: write these records again if they are needed",
                 self.log_name,

@@ -12,7 +12,7 @@ from dlcore.base.errors import EndOfStreamError
 from dlcore.log.reading.ranges import pandas_from_arrow, polars_from_arrow, rows_before
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
     import pandas as pd
 
@@ -30,12 +30,13 @@ class LogRange:
     def __init__(
         self,
         extent: RangeExtent,
-        open_reader: Callable[[], Awaitable[AsyncLogReader]],
+        open_reader: Callable[[], Coroutine[Any, Any, AsyncLogReader]],
         view: RangeView,
     ) -> None:
         self.extent = extent
         self.view = view
-        self._open_reader = open_reader
+        self.open_reader = open_reader
+        """Opens a reader at the start, whose stream ends with the entry that contains the end."""
 
     def __repr__(self) -> str:
         return f"<LogRange {self.extent}>"
@@ -47,13 +48,6 @@ class LogRange:
     def schema(self) -> pa.Schema:
         """The columns of its batches."""
         return self.view.schema
-
-    async def open_reader(self) -> AsyncLogReader:
-        """Open a reader at the start, whose stream ends with the entry that contains the end.
-
-        Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
-        """
-        return await self._open_reader()
 
     async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
         end = self.extent.end

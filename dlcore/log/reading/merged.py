@@ -186,12 +186,12 @@ class AsyncMergedReader(AsyncClosing):
 
         async def fill(index: int, source: _Source) -> None:
             try:
-                rows = await source.reader.take_rows(
+                await source.reader._gather_rows(
                     until_caught_up=not follow,
                     timeout_s=patience_s if follow else None,
                     bytes_max=max(bytes_max, 1),
                 )
-                source.rows.extend(rows)
+                source.rows.extend(source.reader._take_gathered())
             except EndOfStreamError:
                 source.has_ended = True
             if source.next is None:

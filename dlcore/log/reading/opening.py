@@ -135,7 +135,13 @@ class ReaderOpener:
         return LogRange(extent, partial(self.open_part, first, last), view)
 
     async def open_part(self, start: DLSN, end: DLSN) -> DirectReader:
-        """Open a reader of a part of the log, which ends with it; a truncated part is refused."""
+        """Open a reader whose stream ends with the entry that contains `end`, or the one before it.
+
+        In complete parts it fetches nothing after that, as another reader would.  Records that are
+        truncated before they are read are an `AlreadyTruncatedError`.
+
+        Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
+        """
         at = ReadStart(dlsn=start)
         return await self.open_reader(at, truncated=TruncationRule.REFUSE, end=end)
 

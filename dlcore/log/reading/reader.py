@@ -96,8 +96,9 @@ class DirectReader(AsyncLogReader):
         return self._broken.count
 
     async def take_entries(self, **wanted: Unpack[RowsWanted]) -> list[EntryRows]:
-        """Return what `take_rows` returns: of this reader each object has the rows of one entry."""
-        return cast("list[EntryRows]", await self.take_rows(**wanted))
+        """Return rows as `_gather_rows` gathers them: each object has the rows of one entry."""
+        await self._gather_rows(**wanted)
+        return cast("list[EntryRows]", self._take_gathered())
 
     async def _move(self, start: ReadStart) -> None:
         self._require_open()

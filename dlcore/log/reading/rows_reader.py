@@ -49,7 +49,7 @@ class ReadStart:
 
 
 class RowsWanted(TypedDict, total=False):
-    """Arguments that say which rows are wanted: see `AsyncLogReader.take_rows`."""
+    """Arguments that say which rows are wanted: see `AsyncLogReader._gather_rows`."""
 
     non_blocking: bool
     until_caught_up: bool
@@ -245,20 +245,14 @@ class AsyncLogReader(AsyncClosing):
             rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
             return rows.take_batch(self.log_name) if rows is not None else None
 
-    async def take_rows(self, **wanted: Unpack[RowsWanted]) -> list[Rows]:
-        """Return the buffered rows, up to a few MB, which belong to the caller then.
+    async def _gather_rows(self, **wanted: Unpack[RowsWanted]) -> None:
+        """Gather rows, up to a few MB, and leave them to `_take_gathered`.
 
         It waits for `records_min` records, at most `timeout_s`; with `until_caught_up` only until
-        every readable one was returned, with `non_blocking` not at all.  Raises: as `read_next`.
-        """
-        await self._gather_rows(**wanted)
-        return self._take_gathered()
+        every readable one was returned, with `non_blocking` not at all.  In two steps for callers
+        that may not get a result though it was there, as one in another thread that is interrupted.
 
-    async def _gather_rows(self, **wanted: Unpack[RowsWanted]) -> None:
-        """Wait for the rows of `take_rows`, and leave them to `_take_gathered`.
-
-        For callers that may not get a result though it was there, as one in another thread that is
-        interrupted.  Raises: as `read_next`.
+        Raises: as `read_next`.
         """
         async with self._turn:
             await self._gather(

@@ -101,7 +101,10 @@ class LogFollowers:
         """Return a snapshot of each log; None if there is no log of that name.
 
         If a log's metadata is damaged, or its bookies do not answer, the value is the error.
+
+        Raises: AlreadyClosedError, InvalidLogNameError, MetadataError.
         """
+        self._context.lifetime.require_open()
         names = validate_log_names(names)
         early: dict[str, Outcome] = {}
         being_read: dict[str, tuple[NamedFollower, int]] = {}

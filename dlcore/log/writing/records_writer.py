@@ -175,6 +175,8 @@ class AsyncLogWriter(AsyncClosing):
     ) -> bool:
         """Drop the records below a position, a transaction id or a time, as the log's method does.
 
+        Returns: whether this call dropped anything.
+
         Raises: as the log's method, the error that ended the writer; UnsupportedError through
             proxies, where the log's own method does it.
         """

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from dlcore.log.writing.producers import Mark
 
 
+def records_refused(log: str) -> SchemaMismatchError:
+    """Return the error for a record of bytes that a typed log is given."""
+    return SchemaMismatchError(
+        f"log {log!r} is typed, and takes no records of bytes: write_batch takes "
+        "Arrow batches, write_table (of the async writer submit_table) tables and frames"
+    )
+
+
 class DirectTypedWriter(DirectWriter):
     """Appends Arrow batches to one typed log, as its only writer.
 
@@ -38,19 +46,12 @@ class DirectTypedWriter(DirectWriter):
 
     @override
     def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
-        raise self.refusal()
+        raise records_refused(self.log_name)
 
     @property
     @override
     def is_typed(self) -> bool:
         return True
-
-    def refusal(self) -> SchemaMismatchError:
-        """Return the error for a record of bytes."""
-        return SchemaMismatchError(
-            f"log {self.log_name!r} is typed, and takes no records of bytes: write_batch takes "
-            "Arrow batches, write_table (of the async writer submit_table) tables and frames"
-        )
 
     @override
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> TypedRows:
@@ -78,8 +79,8 @@ class DirectTypedWriter(DirectWriter):
         self, rows: TypedRows, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.transmitter.add_rows(rows, future, mark=mark, whole=whole)
-        self._pump.wake.set()
+        self.machine.transmitter.add_rows(rows, future, mark=mark, whole=whole)
+        self.pump.wake.set()
         return future
 
     @override

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -59,7 +60,7 @@ from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -85,10 +86,15 @@ class Pump:
         machine: decides what is done next.
         segment: the segment that is open.
         clock: the time of entries and segments.
+        read_head: reads the log's head.
     """
 
     def __init__(
-        self, machine: LogAppender[asyncio.Future[DLSN]], segment: OpenSegment, clock: Clock
+        self,
+        machine: LogAppender[asyncio.Future[DLSN]],
+        segment: OpenSegment,
+        clock: Clock,
+        read_head: Callable[[], Awaitable[VersionedHead]],
     ) -> None:
         self.machine = machine
         self.segment = segment
@@ -99,6 +105,7 @@ class Pump:
         self.is_asleep = False
         """Whether it waits for `wake`."""
         self._clock = clock
+        self._read_head = read_head
         self._step: Step | None = None  # is performed next
         self._capacity = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None  # fires when the segment is old
@@ -172,6 +179,29 @@ class Pump:
         while not self.machine.has_room:
             self._capacity.clear()
             await self._capacity.wait()
+
+    async def verify(self) -> None:
+        """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
+        async with self.changing:
+            at = await self._read_head()
+            self.handle(HeadChanged(at, self.now_ms()))
+        self.machine.require_usable()
+
+    async def untouched_version(self) -> int | None:
+        """Return the head's version if the log is as this writer left it, else None."""
+        async with self.changing:
+            at = await self._read_head()
+            return at.version if self.machine.is_untouched(at) else None
+
+    def ownership_changed(self, lock: WriterLock) -> None:
+        """Go on, wait or fail, as the lock says now."""
+        if lock.denial is not None:
+            self.fail(lock.denial)
+        elif lock.is_owner:
+            self.handle(Resumed(self.now_ms()))
+            self.wake.set()  # to look at the segment's age
+        else:
+            self.handle(Suspended())
 
     def now_ms(self) -> int:
         """Return the time by the clock."""
@@ -251,8 +281,8 @@ class DirectWriter(AsyncLogWriter):
             at, config, producers, self._encryptor(config)
         )
         segment = OpenSegment(context, log, ledger_metadata)
-        pump = self._pump = Pump(machine, segment, context.clock)
-        self._machine = machine
+        pump = self.pump = Pump(machine, segment, context.clock, lambda: context.logs.read(log))
+        self.machine = machine
         self._add_record = machine.transmitter.add_record
         tasks = BackgroundTasks(pump.on_defect)
         self._pump_task = tasks.start(self._run(), name=f"log-writer-{log.name}")
@@ -265,12 +295,12 @@ class DirectWriter(AsyncLogWriter):
             if lock.node.gives_turns:
                 turns = TurnGiver(context, log, lock, machine, pump.handle, pump.fail)
                 self._followers.append(turns)
-            lock.verify = self._verify_untouched
-            lock.on_change = self._ownership_changed
-            self._ownership_changed()
+            lock.verify = pump.untouched_version
+            lock.on_change = partial(pump.ownership_changed, lock)
+            lock.on_change()
 
     def __repr__(self) -> str:
-        return f"<AsyncLogWriter {self._machine!r}>"
+        return f"<AsyncLogWriter {self.machine!r}>"
 
     def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
         """Call `on_wanted` once another writer waits for the log, if this one gives turns."""
@@ -281,33 +311,18 @@ class DirectWriter(AsyncLogWriter):
     @property
     @override
     def last_txid(self) -> int:
-        return self._machine.transmitter.last_txid
+        return self.machine.transmitter.last_txid
 
     @property
     @override
     def last_dlsn(self) -> DLSN | None:
-        return self._machine.report.last_dlsn
-
-    @property
-    def unwritten(self) -> Unwritten | None:
-        """Records accepted and not acknowledged, unless a call has failed because of them."""
-        return self._machine.report.unwritten
-
-    @property
-    def lost(self) -> Unwritten | None:
-        """Records accepted and not acknowledged, also if a call has failed because of them."""
-        return self._machine.report.lost
+        return self.machine.report.last_dlsn
 
     @override
     def _describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
         parts = (Unwritten.of(getattr(each, "batch", each)) for each in waiting)
-        unwritten = Unwritten.joined([self.lost, *parts])
+        unwritten = Unwritten.joined([self.machine.report.lost, *parts])
         return None if unwritten is None else str(unwritten)
-
-    @property
-    def has_capacity(self) -> bool:
-        """Whether `wait_for_capacity` would return at once."""
-        return self._machine.has_room
 
     def _encryptor(self, config: LogConfig) -> EntryEncryptor | None:
         keys, log = self._context.encryption_keys, self._log
@@ -316,11 +331,11 @@ class DirectWriter(AsyncLogWriter):
     def _configure(self, settings: LogSettings) -> None:
         config = self._config.with_settings(settings)
         try:
-            self._machine.configure(config, self._encryptor(config))
+            self.machine.configure(config, self._encryptor(config))
         except EncryptionKeyError as error:
-            self._pump.fail(error)  # it must not go on in the clear
-        self._pump.stop_alarm()  # the age limit may have changed
-        self._pump.wake.set()
+            self.pump.fail(error)  # it must not go on in the clear
+        self.pump.stop_alarm()  # the age limit may have changed
+        self.pump.wake.set()
 
     # Accepting
 
@@ -328,8 +343,8 @@ class DirectWriter(AsyncLogWriter):
     def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._add_record(*parts_of(record), future)
-        if self._pump.is_asleep:
-            self._pump.wake.set()
+        if self.pump.is_asleep:
+            self.pump.wake.set()
         return future
 
     @override
@@ -347,29 +362,29 @@ class DirectWriter(AsyncLogWriter):
         self, rows: Any, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.transmitter.add_batch(rows, future, mark=mark, whole=whole)
-        self._pump.wake.set()
+        self.machine.transmitter.add_batch(rows, future, mark=mark, whole=whole)
+        self.pump.wake.set()
         return future
 
     @override
     async def wait_for_capacity(self) -> None:
-        await self._pump.wait_for_capacity()
+        await self.pump.wait_for_capacity()
 
     # Waiting
 
     @override
     async def flush(self) -> DLSN | None:
         barrier: asyncio.Future[DLSN] = self._loop.create_future()
-        if not self._machine.flush(barrier):
+        if not self.machine.flush(barrier):
             return self.last_dlsn
         return await self._answer(barrier)
 
     async def _answer(self, future: asyncio.Future[DLSN]) -> DLSN:
-        self._pump.wake.set()
+        self.pump.wake.set()
         try:
             return await future
         except DLError:
-            self._machine.report.failure_was_told()
+            self.machine.report.failure_was_told()
             raise
 
     async def find_last(self) -> DLSN | None:
@@ -377,44 +392,33 @@ class DirectWriter(AsyncLogWriter):
         while True:
             await self.flush()
             # An append or a truncation may change the log during the read: then read again.
-            at = self._machine.at
-            last = None if self._machine.end else await find_last_dlsn(self._context, self._log)
-            if at is self._machine.at:
-                return self.last_dlsn if self._machine.end else last
+            at = self.machine.at
+            last = None if self.machine.end else await find_last_dlsn(self._context, self._log)
+            if at is self.machine.at:
+                return self.last_dlsn if self.machine.end else last
 
     @override
     async def commit(self) -> DLSN | None:
         last = await self.flush()
-        if self._pump.segment.ledger is not None:
+        if self.pump.segment.ledger is not None:
             try:
-                await self._pump.segment.ledger.publish_lac()
+                await self.pump.segment.ledger.publish_lac()
             except DLError as error:
-                self._pump.fail(error)
+                self.pump.fail(error)
                 raise
         return last or await find_last_dlsn(self._context, self._log)
-
-    def sequence_id_of(self, dlsn: DLSN) -> int | None:
-        """Return the sequence id of a record that was acknowledged lately, else None."""
-        return self._machine.report.sequence_id_of(dlsn)
-
-    async def verify(self) -> None:
-        """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
-        async with self._pump.changing:
-            at = await self._context.logs.read(self._log)
-            self._pump.handle(HeadChanged(at, self._pump.now_ms()))
-        self._machine.require_usable()
 
     @override
     async def truncate(
         self, dlsn: DLSN | None = None, *, txid: int | None = None, timestamp_ms: int | None = None
     ) -> bool:
-        machine = self._machine
+        machine = self.machine
         machine.require_usable()
         snapshot = LogFollower(self._context, self._log).take
         dlsn = await first_to_keep(self._context, snapshot, dlsn, txid, timestamp_ms)
-        async with self._pump.changing:
+        async with self.pump.changing:
             changed, at = await truncate_log(self._context, machine.at, dlsn, end=machine.end)
-            self._pump.handle(HeadChanged(at, self._pump.now_ms()))
+            self.pump.handle(HeadChanged(at, self.pump.now_ms()))
         if machine.error is not None:
             raise machine.error
         # The removal may take long, and does not need the writer.
@@ -427,12 +431,12 @@ class DirectWriter(AsyncLogWriter):
 
     async def _end(self, ending: Ending) -> None:
         ended: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.end_with(ending, ended)
+        self.machine.end_with(ending, ended)
         await self._answer(ended)
 
     @override
     async def aclose(self) -> None:
-        if self._machine.is_closing:
+        if self.machine.is_closing:
             return
         left_open.discard(self)  # the caller gets any error
         try:
@@ -442,7 +446,7 @@ class DirectWriter(AsyncLogWriter):
 
     @override
     async def abort(self) -> None:
-        if self._machine.is_closing:
+        if self.machine.is_closing:
             return
         left_open.discard(self)
         await self._stop()
@@ -472,11 +476,11 @@ class DirectWriter(AsyncLogWriter):
             await self._let_go("the writer was aborted")
 
     async def _let_go(self, reason: str) -> None:
-        self._pump.handle(Abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
+        self.pump.handle(Abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
         self._context.open_objects.discard(self)
         left_open.discard(self)
-        ledger = self._pump.segment.let_go()
-        self._pump.stop_alarm()
+        ledger = self.pump.segment.let_go()
+        self.pump.stop_alarm()
         async with AsyncExitStack() as ending:  # each one, even if one before it fails
             if self._lock is not None:
                 ending.push_async_callback(self._lock.release)
@@ -488,7 +492,7 @@ class DirectWriter(AsyncLogWriter):
     async def _run(self) -> None:
         """Pump until `_stop`; if the event loop ends before, log that and release the lock."""
         try:
-            await self._pump.run()
+            await self.pump.run()
         except asyncio.CancelledError:
             if self in left_open:
                 self.report_unwritten("its event loop ended")
@@ -498,27 +502,9 @@ class DirectWriter(AsyncLogWriter):
             self.report_unwritten("its event loop was dropped")
             raise
 
-    # Ownership
-
-    async def _verify_untouched(self) -> int | None:
-        """Return the head's version if the log is as this writer left it, else None."""
-        async with self._pump.changing:
-            at = await self._context.logs.read(self._log)
-            return at.version if self._machine.is_untouched(at) else None
-
-    def _ownership_changed(self) -> None:
-        assert self._lock is not None
-        if self._lock.denial is not None:
-            self._pump.fail(self._lock.denial)
-        elif self._lock.is_owner:
-            self._pump.handle(Resumed(self._pump.now_ms()))
-            self._pump.wake.set()  # to look at the segment's age
-        else:
-            self._pump.handle(Suspended())
-
     def report_unwritten(self, reason: str) -> None:
         """Log the unwritten records as an error, if this writer was not closed."""
-        unwritten = self.unwritten
+        unwritten = self.machine.report.unwritten
         if unwritten is not None and self in left_open:
             told = f"{unwritten}: the writer was not closed, and {reason}"
             logger.error(

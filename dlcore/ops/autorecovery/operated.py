@@ -6,7 +6,7 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS
+from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS, samples
 from dlcore.backends.direct.trial import trial_log, try_log
 from dlcore.base.http_options import http_address_of, require_http
 from dlcore.ops.autorecovery.metrics import METRICS
@@ -36,7 +36,7 @@ def operated_recovery(
     return Operated(
         role="autorecovery",
         metrics=(*METRICS, *CLIENT_METRICS),
-        sources=[figures.samples, namespace.samples],
+        sources=[figures.samples, partial(samples, context, namespace.get_statistics)],
         checks={"metadata_store": session_check(context.store)},
         trial=partial(try_log, namespace, name),
         store=context.store,

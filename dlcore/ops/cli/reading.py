@@ -418,7 +418,7 @@ async def _entries_of(
 ) -> AsyncGenerator[dict[str, Any], None]:
     from dlcore.log.entries.body import decode_entry_header
 
-    reader = namespace.ledgers.open_ledger_of(part.ledgers[extent.ledger_id])
+    reader = namespace.ports.ledgers.open_ledger_of(part.ledgers[extent.ledger_id])
     async with aclosing(reader.read(extent.first_entry_id, extent.last_entry_id)) as chunks:
         async for frames in chunks:
             for frame in frames:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = UpkeepConfig()
 _DAY_S = 24 * 3600
+_DAY_MS = _DAY_S * 1000
 
 
 @click.group("staging")
@@ -35,7 +36,9 @@ def list_staged() -> None:
     """
 
     async def read(namespace: DirectNamespace) -> list[StagedStatus]:
-        return await namespace.list_staged()
+        from dlcore.log.metadata.staged import list_all_staged
+
+        return await list_all_staged(namespace.log_context)
 
     rows = [
         {
@@ -81,13 +84,10 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
     """
     require_consent(yes=yes)
     now_ms = SystemClock().now_ms()
+    leftovers_ms = now_ms - int(leftovers_days * _DAY_MS)
+    commits_ms = now_ms - int(commits_days * _DAY_MS)
     left, old = run_direct(
-        partial(
-            _count_old,
-            leftovers_ms=now_ms - int(leftovers_days * _DAY_S * 1000),
-            commits_ms=now_ms - int(commits_days * _DAY_S * 1000),
-        ),
-        is_long=True,
+        partial(_count_old, leftovers_ms=leftovers_ms, commits_ms=commits_ms), is_long=True
     )
     ask(
         f"Drop what was left over {leftovers_days:g} days ago: {left} staged ledgers; and records "
@@ -96,9 +96,12 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
     )
 
     async def remove(namespace: DirectNamespace) -> tuple[int, int]:
-        return await namespace.clean_staging(
-            leftovers_age_s=leftovers_days * _DAY_S, commits_age_s=commits_days * _DAY_S
-        )
+        from dlcore.log.metadata.commit_records import sweep_commits
+        from dlcore.log.metadata.staged import settle_abandoned
+
+        context = namespace.log_context
+        ledgers = await settle_abandoned(context, created_before_ms=leftovers_ms)
+        return ledgers, await sweep_commits(context, before_ms=commits_ms)
 
     ledgers, records = run_direct(telling_time("cleaning", remove), is_long=True)
     show_done(
@@ -112,9 +115,10 @@ async def _count_old(
 ) -> tuple[int, int]:
     """Return how many staged ledgers and records of commits are older than these times."""
     from dlcore.log.metadata.commit_records import commit_records
+    from dlcore.log.metadata.staged import list_all_staged
 
     with Progress() as progress:
-        staged = await namespace.list_staged()
+        staged = await list_all_staged(namespace.log_context)
         left = sum(not each.is_filled and each.staged.created_ms < leftovers_ms for each in staged)
         seen = old = 0
         async for _, _, record in commit_records(namespace.log_context):

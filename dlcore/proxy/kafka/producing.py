@@ -254,7 +254,7 @@ class Producing:
         is_whole = accepted.fresh == count or (dlsn is not None and dlsn.slot_id >= count - 1)
         if dlsn is None or not accepted.is_placed or not is_whole:
             return None
-        last = log.writer.sequence_id_of(dlsn)
+        last = log.writer.machine.report.sequence_id_of(dlsn)
         if last is None:
             last = await self._look_up(taken.name, dlsn)
         if last is None:

@@ -236,7 +236,7 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
     All of them were readable when `end` was found.  A bookie that is asked later may not know this
     yet; then we wait.  No record is left out or yielded twice.
     """
-    async with await reading.log.open_part(position, end) as reader:
+    async with await reading.log.readers.open_part(position, end) as reader:
         sizes = chain(_FIRST_BYTES, repeat(reading.view.part_bytes))
         with suppress(EndOfStreamError):
             while position < end:

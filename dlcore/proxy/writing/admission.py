@@ -147,7 +147,7 @@ class Limits:
         if self.rates.is_limited:
             now_s = asyncio.get_running_loop().time()
             delay_s = self.rates.take(records, size_bytes, now_s=now_s)
-        has_room = not delay_s and log.writer.has_capacity
+        has_room = not delay_s and log.writer.machine.has_room
         if has_room and self.budget.take_now(self.holder, size_bytes):
             return 0.0
         if delay_s:
@@ -164,7 +164,7 @@ class Limits:
             with log.room.waiting():
                 await log.writer.wait_for_capacity()
             await budget.take(holder, size_bytes, log.room.waiting)
-            if log.writer.has_capacity:
+            if log.writer.machine.has_room:
                 return
             budget.give(holder, size_bytes)
 

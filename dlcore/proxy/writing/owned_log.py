@@ -82,7 +82,7 @@ def _while_owned(
         try:
             return await method(log, *args, **kwargs)
         except (ConditionFailedError, ProducerFencedError, SequenceGapError):
-            await log.writer.verify()
+            await log.writer.pump.verify()
             raise
 
     return verified
@@ -103,7 +103,7 @@ class LogRoom:
     @property
     def is_free(self) -> bool:
         """Whether the writer has capacity, and no message waits."""
-        return self._writer.has_capacity and not self._waiting
+        return self._writer.machine.has_room and not self._waiting
 
     async def wait_free(self) -> None:
         """Wait until `is_free`."""
@@ -244,7 +244,7 @@ class OwnedLog:
     def producer(self, name: str) -> tuple[Claim, int] | None:
         """Return a producer's claim and its last accepted sequence; None if it is not known.
 
-        Before a caller is refused by this it must `writer.verify`, as `begin` and `accept` do.
+        Before a caller is refused by this it must `writer.pump.verify`, as `begin` and `accept` do.
         """
         return self._producers.known_of(name)
 
@@ -275,7 +275,8 @@ class OwnedLog:
         token = hashlib.blake2b(identity, digest_size=TOKEN_BYTES).digest()
         claim = self._producers.grant(producer, token, now_ms=now_ms)
         await self.writer.flush()  # so that all records of earlier incarnations are durable
-        await self.writer.verify()  # a next owner could know later incarnations, and more records
+        # A next owner could know later incarnations, and more records.
+        await self.writer.pump.verify()
         return claim, claim.base - 1
 
     @_while_owned
@@ -356,7 +357,7 @@ class OwnedLog:
                         f"{expected or 'no position'}, but it is at {last or 'no position'}",
                         last=None if last is None else str(last),
                     )
-                if self.writer.unwritten is not None:
+                if self.writer.machine.report.unwritten is not None:
                     continue  # another batch was handed over since `find_last`
                 try:
                     if mark is not None:

@@ -178,7 +178,7 @@ class PutService:
         """
         try:
             async with self._owner.bounded():
-                await log.writer.verify()
+                await log.writer.pump.verify()
         except (WriteError, AlreadyClosedError) as error:
             raise log.ending or self.lost(name, log, error) from error
 

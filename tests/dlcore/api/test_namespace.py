@@ -466,10 +466,8 @@ def calls_of_namespace(namespace: DirectNamespace) -> Calls:
         namespace.get_logs,
         next_page,
         watch_again,
-        namespace.list_staged,
         namespace.get_bookies,
         lambda: namespace.get_ledger(1),
-        lambda: namespace.clean_staging(leftovers_age_s=1, commits_age_s=1),
     ]
 
 

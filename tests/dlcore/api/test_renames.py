@@ -63,7 +63,7 @@ def test_a_renamed_log_is_all_there_under_its_new_name() -> None:
         await namespace.rename_log("old/clicks", "older/clicks")
         await namespace.delete_log("older/clicks")
         assert await namespace.get_logs() == ["clicks"]
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
         assert await cluster.stores["a"].get(cluster.paths.log_of(log.log_id).head) is None
 
     on_log(body)
@@ -308,7 +308,7 @@ def test_an_append_that_replaces_tidies_the_log_by_its_id() -> None:
         await append.write_batch("clicks", PAYLOADS)
         await log.rename("visits")
         await append.commit(replaces=["visits"])
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
         head = (await namespace.log_context.logs.read(LogKey(name="", log_id=log.log_id))).head
         assert head.first_lssn == head.max_lssn
         assert [r.payload for r in await read_all(log)] == [b"a", b"b"]

@@ -221,11 +221,11 @@ def test_a_writer_that_could_not_seal_tries_again(*, is_sealed: bool) -> None:
                             await writer.mark_end_of_stream()
                 with pytest.raises(AlreadyClosedError):
                     writer.write(LogRecord(1, b"1"))
-                info = await log.get_info()
+                info = await log._info()
                 assert (info.records, info.sealed) == (1, is_sealed)
                 namespace._calls.patience_s = 60.0
                 await writer.mark_end_of_stream()
-                assert (await log.get_info()).sealed
+                assert (await log._info()).sealed
                 with pytest.raises(AlreadyClosedError):
                     await writer.mark_end_of_stream()
 

@@ -129,7 +129,7 @@ def test_a_handle_changes_and_tells_nothing_of_another_log() -> None:
         log = await remote(served)
         await make_anew(served)
         calls: list[Callable[[], Awaitable[object]]] = [
-            log.get_info,
+            log._info,
             log.get_schema,
             log.get_snapshot,
             log.get_log_record_count,
@@ -142,8 +142,8 @@ def test_a_handle_changes_and_tells_nothing_of_another_log() -> None:
             log.get_settings,
             lambda: log.update_settings(retention_s=60),
             log.mark_end_of_stream,
-            log.get_stream_end,
-            lambda: log.get_stream_end(flush=True),
+            log._stream_end,
+            lambda: log._stream_end(flush=True),
             log.open_stream_reader,
             log.get_subscriptions,
         ]

@@ -42,7 +42,7 @@ def test_hung_bookie_is_tried_less_and_less(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def scenario() -> None:
         async with memory_cluster(bookie_count=3) as cluster:
-            writer = await (await cluster.open("a")).ledgers.create_ledger(QuorumConfig())
+            writer = await (await cluster.open("a")).ports.ledgers.create_ledger(QuorumConfig())
             victim = cluster.bookies[0]
             hung.add(victim.bookie)
             victim.is_silent = True

@@ -42,7 +42,7 @@ async def close_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
 async def recover_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
     """Fence the writer and close the ledger without what the writer adds next."""
     other = await cluster.open("b")
-    await other.ledgers.recover_ledger(ledger_id)
+    await other.ports.ledgers.recover_ledger(ledger_id)
 
 
 async def delete_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
@@ -67,7 +67,7 @@ def test_a_close_that_comes_too_late_ends_the_writer(
 
     async def scenario() -> None:
         async with memory_cluster(bookie_count=3) as cluster:
-            ledgers = (await cluster.open("a")).ledgers
+            ledgers = (await cluster.open("a")).ports.ledgers
             writer = await ledgers.create_ledger(QuorumConfig())
             await asyncio.gather(*(writer.append([b"x"]) for _ in range(3)))
             await take(cluster, writer.ledger_id)

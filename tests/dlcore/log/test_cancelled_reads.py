@@ -100,7 +100,8 @@ def reads_of(reader: DirectReader) -> dict[str, Callable[[], Awaitable[Sequence[
         return [] if found is None else dlsns_of(found)
 
     async def rows() -> Sequence[DLSN]:
-        taken = await reader.take_rows(until_caught_up=True, records_min=400)
+        await reader._gather_rows(until_caught_up=True, records_min=400)
+        taken = reader._take_gathered()
         return [dlsn for each in taken for dlsn in dlsns_of(each.take_batch("clicks"))]
 
     async def bulk(**until: Any) -> Sequence[DLSN]:

@@ -33,7 +33,7 @@ def overtake(
     by: Callable[[], Coroutine[None, None, None]],
 ) -> None:
     """Let something happen right before the next transaction of a namespace."""
-    store = late._context.store
+    store = late.log_context.store
     multi = store.multi
 
     async def after_it(ops: Sequence[Op]) -> None:
@@ -95,7 +95,7 @@ def test_the_registration_alone_counts_what_two_commit_at_once(
         overtake(late, monkeypatch, commit)
         await (await late.begin_append(">clicks", 1, shared=SHARED)).commit(extents[:1])
         assert await payloads_of(log) == ["clicks"]
-        (node,) = (await read_staged(late._context, [extents[0].ledger_id])).values()
+        (node,) = (await read_staged(late.log_context, [extents[0].ledger_id])).values()
         assert node.staged.extents == 2
 
     on_log(body)

@@ -45,7 +45,7 @@ def test_the_record_of_an_identity_of_one_append(lost: str | None) -> None:
         assert await append.commit([extent]) == result
         assert await append.commit() == result
         assert seen() > 0
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
         assert record_path not in cluster.tree.dump()
         assert [r.payload for r in await read_all(log)] == [b"a"]
 
@@ -82,7 +82,7 @@ def test_a_record_that_cannot_be_removed_stays() -> None:
 
         store.delete = refuse  # type: ignore[method-assign]
         assert (await append.commit([extent])).committed
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
         assert cluster.paths.commit("job") in cluster.tree.dump()
 
     on_log(body)
@@ -99,7 +99,7 @@ def test_another_append_s_record_is_not_removed() -> None:
         assert (await second.commit([await stage(namespace, identity="job")])).committed
         late = await namespace.begin_append("job", 2, keep_record=False)
         assert (await late.commit([])).already_committed
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
         assert cluster.paths.commit("job") in cluster.tree.dump()
 
     on_log(body)

@@ -52,7 +52,7 @@ class Counted:
         with self.store.record() as requests:
             assert (await append.commit(extents)).committed
             depth, written = requests.depth, requests.bytes_written
-        await self.namespace.tidied()
+        await self.namespace.log_context.tidier.settled()
         return depth, written
 
 

@@ -91,7 +91,7 @@ async def parts_of(log: DirectLog) -> list[ScanRange]:
 
 def is_encrypting(writer: DirectWriter, wanted: bool) -> bool:
     """Return whether a writer has learned of the setting."""
-    return (writer._machine._maker.encryptor is not None) is wanted
+    return (writer.machine._maker.encryptor is not None) is wanted
 
 
 def test_each_way_to_read_returns_what_each_way_to_write_wrote() -> None:
@@ -144,7 +144,7 @@ def test_typed_logs_are_encrypted_after_compression() -> None:
         table = await (await typed.read(columns=["id"])).to_arrow()
         assert table["id"].to_pylist() == list(range(1000))
         (part,) = await parts_of(typed)
-        async with aclosing(scan_range(part, namespace.ledgers, fixed_keys("k"))) as batches:
+        async with aclosing(scan_range(part, namespace.ports.ledgers, fixed_keys("k"))) as batches:
             assert [each.batch.num_rows async for each in batches] == [1000]
 
     on_logs(body)
@@ -222,7 +222,7 @@ def test_a_running_writer_encrypts_from_the_change_on() -> None:
         writer = await bare.open_writer()
         await writer.write(record(4, WORD))
         await log.update_settings(encrypted=True)
-        await until(lambda: writer._machine.error is not None)
+        await until(lambda: writer.machine.error is not None)
         with pytest.raises(WriteError, match="EncryptionKeyError: log 'changed' has the setting"):
             await writer.write(record(5, WORD))
         await writer.abort()

@@ -211,7 +211,7 @@ def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyP
             return read(self, first, last)
 
         monkeypatch.setattr(LedgerReader, "read", noted)
-        async with await log.open_part(DLSN(2, 0, 0), DLSN(4, 0, 0)) as reader:
+        async with await log.readers.open_part(DLSN(2, 0, 0), DLSN(4, 0, 0)) as reader:
             assert [r.txid async for r in reader] == [1, 2]
             with pytest.raises(EndOfStreamError):
                 await reader.read_next()
@@ -219,7 +219,7 @@ def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyP
         await log.truncate(DLSN(5, 0, 0))
         for start in (DLSN.INITIAL, DLSN(2, 0, 0)):
             with pytest.raises(AlreadyTruncatedError):
-                await log.open_part(start, DLSN(4, 0, 0))
+                await log.readers.open_part(start, DLSN(4, 0, 0))
 
     on_log(body)
 
@@ -247,7 +247,7 @@ def test_what_is_opened_before_its_turn_may_be_gone(
         config = replace(CONFIG, read_ahead_bytes=1)
         slow = await cluster.namespaces[0].open_log("clicks", config=config)
         ledger_id = (await log.get_log_segments())[2].extents[0].ledger_id
-        await cluster.namespaces[0]._context.ledger_store.delete(ledger_id)
+        await cluster.namespaces[0].log_context.ledger_store.delete(ledger_id)
         async with await slow.open_reader() as reader:
             for _ in range(300):
                 await asyncio.sleep(0)

@@ -40,9 +40,9 @@ def on_large_log(body: Callable[[MemoryCluster, DirectNamespace], Awaitable[None
         async with memory_cluster() as cluster:
             namespace = await cluster.open("a")
             await namespace.create_log("old")
-            log = await namespace._context.logs.find("old")
+            log = await namespace.log_context.logs.find("old")
             await LargeLog(namespace, log).build(segments=SEGMENTS, extents_per_segment=EXTENTS)
-            store = namespace._context.store
+            store = namespace.log_context.store
             multi = store.multi
 
             async def fitting(ops: Sequence[Op]) -> None:
@@ -148,7 +148,7 @@ def test_a_step_takes_few_extents_however_full_the_chunks_are() -> None:
             await (await namespace.begin_append("job", 1)).commit(extents)
         async with await log.open_writer() as log_writer:  # completes the segment
             await log_writer.write(record(log_writer.last_txid))
-        store = namespace._context.store
+        store = namespace.log_context.store
         multi = store.multi
 
         async def noted(ops: Sequence[Op]) -> None:

@@ -90,7 +90,7 @@ def test_a_ledger_that_is_gone_is_an_error_unless_the_log_has_changed() -> None:
         await store.delete(ledger)
         with pytest.raises(LedgerNotFoundError):
             await other.get_snapshot()
-        follower = other._readers.follower
+        follower = other.readers.follower
         stale = await other._context.logs.read(other._log)
         async with await log.open_writer() as writer:
             await writer.truncate(DLSN(2, 0, 0))
@@ -119,7 +119,7 @@ def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.Monkey
             snapshot = found[name]
             assert snapshot is not None
             assert len(snapshot.segments) == (6 if name == "clicks" else 0)
-        followers = namespace._followers
+        followers = namespace.followers
         assert len(followers) == 2
         monkeypatch.setattr(snapshots_module, "FOLLOWED_SEGMENTS_MAX", 6)
         await namespace.get_snapshots(["clicks"])
@@ -131,7 +131,7 @@ def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.Monkey
         assert (list(followers._followers), followers._segments) == (["log-1"], 0)
         other = await namespace.open_log("clicks")
         await other.get_snapshot()
-        assert len(namespace._context.ledger_cache._known) <= 6 + 2
+        assert len(namespace.log_context.ledger_cache._known) <= 6 + 2
 
     on_log(body)
 
@@ -176,7 +176,7 @@ def test_a_log_that_is_listed_as_deleted_and_is_not() -> None:
         await write_segments(log, 2)
         before = await read_all(log)
         namespace = cluster.namespaces[0]
-        context, key = namespace._context, log._log
+        context, key = namespace.log_context, log._log
         await remove_deleted(context, key)  # it was a fork that was being made, and is whole now
         listed = context.paths.deleted_log(key.log_id)
         await context.store.create(listed, make_parents=True)
@@ -197,7 +197,7 @@ def test_a_segment_that_is_not_as_its_head_says(monkeypatch: pytest.MonkeyPatch)
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, 3)
-        context = cluster.namespaces[0]._context
+        context = cluster.namespaces[0].log_context
         at = await context.logs.read(log._log)
         old = replace(at, head=replace(at.head, first_active=(3, 0, 0)), version=at.version - 1)
         path = context.logs.paths_of(log._log).segment(1)
@@ -232,8 +232,8 @@ def test_upkeep_leaves_alone_what_another_worker_does() -> None:
             async with await namespace.begin_append("job", version) as append:
                 await append.write_batch("clicks", batch(f"{version}"))
                 await append.commit()
-        await namespace.tidied()
-        context = namespace._context
+        await namespace.log_context.tidier.settled()
+        context = namespace.log_context
         path = context.paths.commit("job")
         upkeep: LogUpkeep = LogUpkeep.of(namespace, UpkeepConfig())
         lock = context.paths.upkeep_lock("sweep")

@@ -55,7 +55,7 @@ async def appended(cluster: MemoryCluster, log: DirectLog, count: int) -> list[L
     """Append so many extents; return all records."""
     for number in range(1, count + 1):
         await append(log, cluster.namespaces[0], number)
-    await cluster.namespaces[0].tidied()
+    await cluster.namespaces[0].log_context.tidier.settled()
     return await read_all(log)
 
 
@@ -128,7 +128,7 @@ def test_the_ledgers_before_the_first_position_go(*, is_open: bool) -> None:
         if (await head_of(log)).head.segment is not None:
             await complete(log)
         await log.truncate((await log.get_snapshot()).end)
-        await cluster.namespaces[0].tidied()
+        await cluster.namespaces[0].log_context.tidier.settled()
         assert await ledgers_of(log) == []
 
     on_log(body)
@@ -141,7 +141,9 @@ def test_whatever_else_happens_to_the_log(seed: int) -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         rng, namespace = random.Random(seed), cluster.namespaces[0]
         merging = await cluster.open("merging")
-        merger = LogMerger(merging._context, merging._owner, policy=POLICY, bytes_per_s=1e9)
+        merger = LogMerger(
+            merging.log_context, merging.staging_owner, policy=POLICY, bytes_per_s=1e9
+        )
         reader = await cluster.open("reader")
         view = await reader.open_log("clicks")
         kept: list[LogRecordWithDLSN] = []
@@ -170,9 +172,9 @@ def test_whatever_else_happens_to_the_log(seed: int) -> None:
         if (await head_of(log)).head.segment is not None:
             await complete(log)
         await log.truncate((await log.get_snapshot()).end)
-        await cluster.namespaces[0].tidied()
+        await cluster.namespaces[0].log_context.tidier.settled()
         cluster.clocks["a"].current_ms += 100_000
-        await drop_merged(namespace._context, grace_ms=10_000)
+        await drop_merged(namespace.log_context, grace_ms=10_000)
         assert await ledgers_of(log) == []
 
     on_log(body)
@@ -222,7 +224,7 @@ def test_truncated_extents_wait_for_their_age() -> None:
         for number in range(1, 31):
             clock.current_ms += 1_000
             await append(log, cluster.namespaces[0], number)
-        await cluster.namespaces[0].tidied()
+        await cluster.namespaces[0].log_context.tidier.settled()
         await complete(log)
         await log.truncate(DLSN(1, 25, 0))
         assert len(await ledgers_of(log)) == 11  # the others are more than ten seconds old
@@ -243,7 +245,7 @@ async def fold(cluster: MemoryCluster, log: DirectLog) -> None:
         POLICY, large_weight=4_000, fan_in=1_000, run_extents_max=1_000, run_ledgers_max=1_000
     )
     merging = await cluster.open("merging")
-    merger = LogMerger(merging._context, merging._owner, policy=folding, bytes_per_s=1e9)
+    merger = LogMerger(merging.log_context, merging.staging_owner, policy=folding, bytes_per_s=1e9)
     assert await merger.merge(log._log) == 0
 
 

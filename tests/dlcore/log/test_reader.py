@@ -63,7 +63,7 @@ async def scan_all(
     found = []
     for part in snapshot.scans(start, end):
         for piece in part.split(entries):
-            async for batch in by_entry(scan_range(piece, cluster.namespaces[0].ledgers)):
+            async for batch in by_entry(scan_range(piece, cluster.namespaces[0].ports.ledgers)):
                 for row, (txid, payload) in enumerate(
                     zip(batch.batch[0].to_pylist(), batch.batch[1].to_pylist(), strict=True)
                 ):
@@ -82,7 +82,7 @@ async def rows_in_bulk(
 ) -> list[tuple[DLSN, int, int, int, bytes]]:
     """Return what is left in the form of `scan_all`, taken as the blocking reader takes it."""
     rows = []
-    while taken := await reader.take_rows(until_caught_up=True):
+    while taken := await reader.take_entries(until_caught_up=True):
         for part in taken:
             rows += as_rows(part.peek_records(part.rows_left))
     return rows
@@ -513,7 +513,7 @@ def test_bulk_read_with_a_deadline() -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer, await log.open_reader() as reader:
             assert await reader.read_bulk(5, timeout_s=0.01) == []
-            assert await reader.take_rows(timeout_s=0.01) == []
+            assert await reader.take_entries(timeout_s=0.01) == []
             waiting = asyncio.create_task(reader.read_bulk(3, timeout_s=60))
             for txid in range(4):
                 await writer.write(record(txid))

@@ -179,7 +179,7 @@ def test_the_schema_is_given_back(schema: pa.Schema) -> None:
         assert pa.schema(list(batch.schema)[4:]) == ORDERS
         snapshot = await log.get_snapshot()
         for part in snapshot.scans(snapshot.first, snapshot.end):
-            async for scanned in scan_range(part, namespace.ledgers):
+            async for scanned in scan_range(part, namespace.ports.ledgers):
                 assert pa.schema(list(scanned.batch.schema)[1:]) == ORDERS
 
     on_orders(body)

@@ -499,7 +499,7 @@ def test_who_recovers_for_retention_leaves_the_next_writer_alone() -> None:
             await opened[0].write(record(2))
 
         store.before_each("multi", reopen)
-        assert await expire_log(namespace._context, LogKey(name=log.name, log_id=log.log_id))
+        assert await expire_log(namespace.log_context, LogKey(name=log.name, log_id=log.log_id))
         async with opened[0] as writer:
             await writer.write(record(3))
         assert await txids(log) == [2, 3]
@@ -537,10 +537,10 @@ def test_changes_while_a_log_expires(change: str, at: int) -> None:
         store.arm(at, interrupt)
         key = LogKey(name=log.name, log_id=log.log_id)
         with contextlib.suppress(LogNotFoundError, LedgerNotFoundError):
-            await expire_log(namespace._context, key)
+            await expire_log(namespace.log_context, key)
         if change != "deletion":
             store.disarm()
-            await expire_log(namespace._context, key)
+            await expire_log(namespace.log_context, key)
             left = len(await txids(log))
             if change == "append" and store.made >= at:
                 assert left >= 1

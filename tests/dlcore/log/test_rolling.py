@@ -47,12 +47,12 @@ async def interrupted(
 
 def is_placing(writer: DirectWriter) -> bool:
     """Return whether it is looking for the place of its next ledger."""
-    return bool(writer._pump.segment.next_place._looks)
+    return bool(writer.pump.segment.next_place._looks)
 
 
 def has_place(writer: DirectWriter) -> bool:
     """Return whether it knows that place."""
-    return writer._pump.segment.next_place._place is not None
+    return writer.pump.segment.next_place._place is not None
 
 
 async def state_of(cluster: MemoryCluster, ledger_id: int) -> LedgerState:
@@ -96,7 +96,7 @@ def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
             nodes = await without_bookies(cluster, namespace)
-            machine = writer._machine
+            machine = writer.machine
             while not (
                 machine._segment
                 and machine._segment.is_nearly_full(

@@ -82,7 +82,7 @@ def test_a_running_writer_takes_a_change_over() -> None:
             await write_batch(writer, 1, 4)
             changed = await other.update_settings(entry_bytes=200, segment_bytes_max=300)
             assert changed == LogSettings(entry_bytes=200, segment_bytes_max=300)
-            machine = writer._machine
+            machine = writer.machine
             await until(lambda: machine.transmitter.entry_bytes == 200)
             await write_batch(writer, 2, 4)
         assert [segment for segment, _ in await entries_of(log)] == [1] * 4 + [2] * 2 + [3] * 2

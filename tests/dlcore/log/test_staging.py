@@ -376,10 +376,10 @@ def test_truncation_spares_a_ledger_that_is_still_filled() -> None:
         await log.truncate(DLSN(4, 0, 0))
         assert len(ledgers(cluster)) == 2
         cluster.stores["task"].expire()
-        await task._owner.aclose()
+        await task.staging_owner.aclose()
         await cluster.stores["task"].aclose()
         await (await small.begin_append("job", 3)).commit([])
-        await small.tidied()
+        await small.log_context.tidier.settled()
         assert len(ledgers(cluster)) == 1
         assert staged_nodes(cluster) == []
 
@@ -400,7 +400,7 @@ def test_truncation_spares_a_ledger_of_which_more_is_committed_meanwhile() -> No
         await (await small.begin_append("job", 1)).commit(extents[:1])
         async with await (await small.open_log("clicks")).open_writer() as ordinary:
             await ordinary.write(record(ordinary.last_txid, b"two"))
-        store = other._context.store
+        store = other.log_context.store
         multi, late = store.multi, iter(extents[1:])
 
         async def commit_before(ops: Sequence[Op]) -> None:
@@ -416,7 +416,7 @@ def test_truncation_spares_a_ledger_of_which_more_is_committed_meanwhile() -> No
         assert await payloads_of(log) == ["two", "three"]
         await writer.aclose()
         await (await small.begin_append("job", 3)).commit([])
-        await small.tidied()
+        await small.log_context.tidier.settled()
         assert staged_nodes(cluster) == []
         assert len(ledgers(cluster)) == 2  # settled, and needed
         await log.truncate(DLSN(3, 1, 0))
@@ -439,7 +439,7 @@ def test_leftovers_of_a_process_that_is_gone() -> None:
         assert len(staged_nodes(cluster)) == 2
         driver = await cluster.open("driver")
         await (await driver.begin_append("job", 1)).commit([])
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         assert staged_nodes(cluster) == [cluster.paths.staging_entry("job", kept.ledger_id)]
         assert len(ledgers(cluster)) == 1
         assert (await (await driver.begin_append("job", 2)).commit([kept])).committed
@@ -460,7 +460,7 @@ def test_what_is_about_to_be_committed_outlives_its_process() -> None:
         result = await (await driver.begin_append("job", 1)).commit([extent, late])
         assert result.committed
         assert await payloads_of(log) == ["early", "late"]
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         assert len(staged_nodes(cluster)) == 1
         metadata = await driver.get_ledger(extent.ledger_id)
         assert metadata.last_entry_id == 0
@@ -477,7 +477,7 @@ def test_reaped_data_cannot_be_committed() -> None:
         await gone.aclose()
         driver = await cluster.open("driver")
         await (await driver.begin_append("job", 1)).commit([])
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         with pytest.raises(AppendAbortedError, match="is gone"):
             await (await driver.begin_append("job", 2)).commit([extent])
         assert await payloads_of(log) == []

@@ -95,7 +95,7 @@ def test_a_fenced_staging_writer_says_so() -> None:
         writer: DirectStagingWriter = await namespace.open_staging_writer(identity="job")
         await writer.write_batch("clicks", batch("a"))
         (extent,) = await writer.stage()
-        await namespace.ledgers.recover_ledger(extent.ledger_id)
+        await namespace.ports.ledgers.recover_ledger(extent.ledger_id)
         await writer.write_batch("clicks", batch("b"))
         with pytest.raises(WriteError, match="fenced"):
             await writer.stage()
@@ -212,18 +212,18 @@ def test_what_a_process_left_is_kept_for_its_round(*, closes: bool) -> None:
             await writer.aclose()
         else:
             cluster.stores["task"].expire()
-            await task._owner.aclose()
+            await task.staging_owner.aclose()
             await cluster.stores["task"].aclose()
         beside = await driver.begin_append(">other", 1, shared=shared(1))
         await beside.commit([])
         await (await driver.begin_append(">failed", 1, shared=shared(1))).abort([late])
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         append = await driver.begin_append(">clicks", 1, shared=shared(1))
         assert (await append.commit([late])).committed
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         assert len(staged_nodes(cluster)) == 1
         await (await driver.begin_append(">other", 2, shared=shared(2))).commit([])
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         assert staged_nodes(cluster) == []
         assert await payloads_of(log) == ["late"]
 
@@ -274,7 +274,7 @@ def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
                 else:
                     append = await small.begin_append("job", version)
                     assert (await append.commit(extents)).committed
-                await small.tidied()
+                await small.log_context.tidier.settled()
             open_ledgers = {int(path.rpartition("/")[2]) for path in staged_nodes(cluster)}
             assert open_ledgers == {kept[0].ledger_id, extents[0].ledger_id}
         append = await small.begin_append("job", 5)
@@ -306,7 +306,7 @@ def test_what_lower_rounds_staged_in_vain_is_settled(monkeypatch: pytest.MonkeyP
                 counts, _, _ = [await attempt(number, late) for late in (None, 1, None)]
                 append = await small.begin_append(">clicks", number, shared=shared(number))
                 assert (await append.commit(counts)).committed
-                await small.tidied()
+                await small.log_context.tidier.settled()
             # Those of this round, and the one that was being filled when it began.
             assert len(staged_nodes(cluster)) == 3 + 1
             assert len(ledgers(cluster)) == 6 + 2 + 1

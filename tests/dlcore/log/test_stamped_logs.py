@@ -196,7 +196,7 @@ def test_entries_that_contradict_each_other_are_told() -> None:
         owner = await Owner.open(log)
         claim = owner.begin()
         await owner.write(claim, 0)
-        machine: Any = owner.writer._machine
+        machine: Any = owner.writer.machine
         machine._maker.producers = None
         await owner.writer.write(record(0))
         machine._maker.producers = owner.producers

@@ -151,7 +151,7 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
         dlsns = [each.dlsn for each in before]
         assert dlsns == [DLSN(1, entry_id, 0) for entry_id in range(80)]
         assert [each.sequence_id for each in before] == list(range(80))
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         ledger_count = len(stored_ledgers(cluster))
         assert ledger_count >= 80
         assert await upkeep.serve() > 0

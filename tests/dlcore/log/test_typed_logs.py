@@ -352,14 +352,14 @@ def test_staged_rows_and_scans(seed: int, compression: str) -> None:
         sequence_ids: list[int] = []
         few: list[int] = []
         for part in snapshot.scans(snapshot.first, snapshot.end):
-            async for scanned in by_entry(scan_range(part, namespace.ledgers)):
+            async for scanned in by_entry(scan_range(part, namespace.ports.ledgers)):
                 assert scanned.batch.schema == pa.schema([("_txid", pa.int64()), *WIDER])
                 ids += scanned.batch.column("id").to_pylist()
                 sequence_ids += range(
                     scanned.sequence_id, scanned.sequence_id + scanned.batch.num_rows
                 )
             wanted = replace(part, columns=frozenset({"city", "id", "fares"}))
-            async for scanned in by_entry(scan_range(wanted, namespace.ledgers)):
+            async for scanned in by_entry(scan_range(wanted, namespace.ports.ledgers)):
                 assert scanned.batch.schema.names == ["_txid", "id", "city"]
                 few += scanned.batch.column("id").to_pylist()
         assert ids == sequence_ids == few == expected

@@ -241,7 +241,7 @@ def test_a_seal_keeps_what_another_completed_meanwhile(monkeypatch: pytest.Monke
         context = (await other(cluster))._context
         writer = await log.open_writer()
         last = await writer.write(record(1))
-        logs = cluster.namespaces[0]._context.logs
+        logs = cluster.namespaces[0].log_context.logs
         apply, interruptions = logs.apply, [1]
 
         async def apply_late(change: Change) -> VersionedHead:
@@ -411,8 +411,8 @@ def test_nothing_is_acknowledged_while_the_lock_is_lost() -> None:
         store = cluster.stores["a"]
         held = writer.write(record(2))
         await asyncio.sleep(0)  # sent, not answered
-        assert writer._pump.segment.ledger is not None
-        assert writer._pump.segment.ledger.last_add_pushed == 1
+        assert writer.pump.segment.ledger is not None
+        assert writer.pump.segment.ledger.last_add_pushed == 1
         writer._lock._session_changed(_EXPIRED)  # type: ignore[union-attr]
         for _ in range(200):
             await asyncio.sleep(0)

@@ -30,6 +30,7 @@ class Log:
         self.portions = portions
         self.first = first
         self.position = DLSN.INITIAL
+        self.readers = self
 
     async def open_part(self, start: DLSN, end: DLSN) -> Log:
         """Read from the first portion on."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.log.writing.writer import DirectWriter
+from dlcore.log.writing.writer import Pump
 from dlcore.proxy.writing import owner
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
@@ -65,15 +65,15 @@ def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
 
     It is not written, and the records of another stream are still acknowledged.
     """
-    add_entry, verify = MemoryBookieClient.add_entry, DirectWriter.verify
+    add_entry, verify = MemoryBookieClient.add_entry, Pump.verify
     asks, may_ask, is_written = asyncio.Event(), asyncio.Event(), asyncio.Event()
     has_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-    async def late(writer: DirectWriter) -> None:
+    async def late(pump: Pump) -> None:
         asks.set()
         await may_ask.wait()
         try:
-            await verify(writer)
+            await verify(pump)
         finally:
             has_asked.set()
 
@@ -91,7 +91,7 @@ def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
         stream = await client.opened("clicks")
         await stream.send(b"a")
         await stream.acked(1)
-        monkeypatch.setattr(DirectWriter, "verify", late)
+        monkeypatch.setattr(Pump, "verify", late)
         conditional, _ = await client.opened_with("clicks", expected=None)
         await conditional.send(b"b")
         await conditional.call.done_writing()

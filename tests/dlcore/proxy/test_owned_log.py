@@ -48,6 +48,7 @@ class Writer:
         self.left: deque[int] = deque()  # what it has unwritten, at each look
         self.written: list[tuple[pa.RecordBatch, asyncio.Future[DLSN]]] = []
         self.flushes = 0
+        self.pump = self.machine = self.report = self
 
     def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
         """Accept rows; return the future of their last position."""
@@ -287,7 +288,7 @@ def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_lef
         await (await stale.accept(rows(b"0"), Mark(claim, 0))).future
         if is_idle:
             cluster.clocks["stale"].current_ms += 1000
-            await until(lambda: stale.writer._machine.at.head.segment is None)
+            await until(lambda: stale.writer.machine.at.head.segment is None)
         taken = await owned(cluster, "other")
         await taken.begin(claim)
         await (await taken.accept(rows(b"1"), Mark(claim, 1))).future

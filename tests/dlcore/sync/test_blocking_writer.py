@@ -264,7 +264,7 @@ def test_a_writer_that_fails_in_the_background_takes_no_more(log: Refusing) -> N
     writer = log.open(replace(CONFIG, flush_interval_s=0.001))
     writer.write(LogRecord(1, b"x"))
     wait_until(lambda: log.txids() == [1], timeout_s=30)
-    writer._portal.post(lambda: direct(writer)._pump.fail(LedgerFencedError("another writer")))
+    writer._portal.post(lambda: direct(writer).pump.fail(LedgerFencedError("another writer")))
     writer._portal.call(asyncio.sleep(0))
     writer.write(LogRecord(2, b"x"))
     wait_until(lambda: writer._has_failed, timeout_s=30)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from dlcore.backends.flight.bearer import Bearer, user_of
-from dlcore.backends.flight.log import FlightLog
+from dlcore.backends.flight.log import FlightLog, append_once
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.backends.flight.reader import records_of
 from dlcore.base.background import side_tasks
@@ -142,7 +142,7 @@ class Door:
                 batch = await asyncio.to_thread(_batch_of, kind, body, schema)
                 try:
                     claim = requests.claim_of(self._user(request), key, kind, body)
-                    last = await manager.append_once(batch, claim)
+                    last = await append_once(manager, batch, claim)
                 except ProducerFencedError as error:
                     raise ProducerFencedError(
                         f"{requests.KEY} {key!r} belongs to an append of another body: expected "

@@ -183,7 +183,7 @@ def test_leftovers_are_no_second_copy() -> None:
         await scene.close_staging()
         await write_segments(scene, 2)
         await scene.log.truncate(DLSN(2, 0, 0))
-        await scene.namespace.tidied()
+        await scene.namespace.log_context.tidier.settled()
         export = await export_of(scene)
         scene.objects.failing = {"put_new": ["answer lost"]}
         records = await tier_more(scene)

@@ -107,15 +107,15 @@ async def live(cluster: MemoryCluster) -> None:
                 await writer.write_batch(name, pa.record_batch({"value": rows}))
             append = await namespace.begin_append("job", version)
             assert (await append.commit(await writer.stage())).committed
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
         await task.aclose()
-        await settle(namespace._context, await list_staged(namespace._context, "job"))
+        await settle(namespace.log_context, await list_staged(namespace.log_context, "job"))
         await _change(cluster, namespace, turn)
 
 
 async def _change(cluster: MemoryCluster, namespace: DirectNamespace, turn: int) -> None:
-    context = namespace._context
-    merger = LogMerger(context, namespace._owner, policy=POLICY, bytes_per_s=1e9)
+    context = namespace.log_context
+    merger = LogMerger(context, namespace.staging_owner, policy=POLICY, bytes_per_s=1e9)
     async with await namespace.open_log("clicks", config=SMALL) as log:
         async with await log.open_writer() as writer:
             await writer.write(record(cluster.clocks["driver"].now_ms() + 10_000, b"x" * 500))
@@ -124,11 +124,11 @@ async def _change(cluster: MemoryCluster, namespace: DirectNamespace, turn: int)
     await merger.merge(await context.logs.find("views"))
     async with await namespace.open_log("orders", config=SMALL) as log:
         await log.truncate((await read_all(log))[-3].dlsn)
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
     if turn == 1:
         await namespace.rename_log("before", "later")
         await namespace.delete_log("gone")
-        await namespace.tidied()
+        await namespace.log_context.tidier.settled()
         await namespace.create_log("gone")
 
 
@@ -483,7 +483,7 @@ async def _restored(bookies: list[MemoryBookie], nodes: Mapping[str, bytes]) -> 
 async def _use(cluster: MemoryCluster) -> None:
     """Read all that a restored cluster has, append to it, and delete it: nothing may be left."""
     namespace = await cluster.open("reader", config=SMALL)
-    context = namespace._context
+    context = namespace.log_context
     await settle_abandoned(context, created_before_ms=2**62)
     audit = await audit_ledgers(context, report=lambda *_: None)
     assert (audit.missing, audit.damaged) == ({}, {})
@@ -498,7 +498,7 @@ async def _use(cluster: MemoryCluster) -> None:
             await remove_truncated(context, await context.logs.read(log._log))
         assert await inspect_log(context, name, reads_entries=True) == []
         await namespace.delete_log(name)
-    await namespace.tidied()
+    await namespace.log_context.tidier.settled()
     await drop_merged(context, grace_ms=-1)
     left = await audit_ledgers(context, report=lambda *_: None)
     assert left.ledgers == len(left.orphans)

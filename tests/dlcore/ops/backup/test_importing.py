@@ -209,7 +209,7 @@ def test_what_changes_too_fast() -> None:
         async with memory_cluster() as cluster:
             namespace = await cluster.open("a")
             await namespace.create_log("clicks")
-            context = namespace._context
+            context = namespace.log_context
             head = context.paths.log_of((await context.logs.find("clicks")).log_id).head
             store = Restless(context.store, head, changes=30)
             _, copy = await export_namespace(store, context.paths, CLOCK)  # type: ignore[arg-type]

@@ -221,7 +221,7 @@ def test_forks_share_their_objects_again() -> None:
         # The first segment is truncated, and still stored; the restored log leaves it out.
         await scene.log.update_settings(retention_s=1e6, explicit_truncation=True)
         await scene.log.truncate(DLSN(2, 0, 0))
-        await scene.namespace.tidied()
+        await scene.namespace.log_context.tidier.settled()
         export = await export_of(scene)
         made = rebuilt(scene.cluster.paths, export, segments_skipped=SKIPPED)
         other = MemoryCluster(seed=1, objects=scene.objects)

@@ -30,12 +30,12 @@ class Exporting:
     def __init__(self, scene: TierScene) -> None:
         self.scene = scene
         self.figures = RecoveryFigures()
-        self.context = scene.merging._context
+        self.context = scene.merging.log_context
         self.repairs = RepairList(self.context.store, self.context.paths, self.context.clock)
 
     def worker(self, config: UpkeepConfig = CONFIG) -> LogUpkeep:
         """Return one more worker."""
-        return LogUpkeep(self.context, self.scene.merging._owner, config, self.figures)
+        return LogUpkeep(self.context, self.scene.merging.staging_owner, config, self.figures)
 
     def exports(self) -> list[str]:
         """Return the URLs of what is below the place, oldest first."""

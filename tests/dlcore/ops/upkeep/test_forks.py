@@ -123,7 +123,7 @@ def test_a_fork_has_the_same_records_and_goes_on() -> None:
         assert forked[-1].sequence_id == len(before)
         assert (forked[-1].payload, source[-1].payload) == (b"test", b"clicks")
         await scene.log.truncate(DLSN(3, 0, 0))
-        await scene.namespace.tidied()
+        await scene.namespace.log_context.tidier.settled()
         await sweep(scene)
         assert await records_of(scene, "test") == forked
         await scene.namespace.delete_log("clicks")
@@ -307,14 +307,14 @@ def test_what_cannot_be_forked() -> None:
 async def truncate_all(scene: TierScene) -> None:
     """Truncate the source, and sweep."""
     await scene.log.truncate((await scene.log.get_snapshot()).end)
-    await scene.namespace.tidied()
+    await scene.namespace.log_context.tidier.settled()
     await sweep(scene)
 
 
 async def truncate_some(scene: TierScene) -> None:
     """Truncate the first segment of the source, and sweep."""
     await scene.log.truncate(DLSN(2, 0, 0))
-    await scene.namespace.tidied()
+    await scene.namespace.log_context.tidier.settled()
     await sweep(scene)
 
 

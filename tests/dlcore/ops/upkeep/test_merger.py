@@ -128,7 +128,7 @@ class Scene:
             extents += await writer.stage()
         append = await self.namespace.begin_append("job", version)
         assert (await append.commit(extents)).committed
-        await self.namespace.tidied()
+        await self.namespace.log_context.tidier.settled()
 
     async def _open_staging(self) -> None:
         for name in ("task-1", "task-2"):
@@ -141,7 +141,7 @@ class Scene:
         for _, writer in self._writers:
             await writer.aclose()
         self._writers = []
-        context = self.namespace._context
+        context = self.namespace.log_context
         await settle(context, await list_staged(context, "job"))
 
     async def extent_counts(self) -> list[int]:
@@ -151,7 +151,7 @@ class Scene:
 
 def merger_of(namespace: DirectNamespace) -> LogMerger:
     """Return a merger for a process."""
-    return LogMerger(namespace._context, namespace._owner, policy=POLICY, bytes_per_s=1e9)
+    return LogMerger(namespace.log_context, namespace.staging_owner, policy=POLICY, bytes_per_s=1e9)
 
 
 def on_scene(body: Callable[[Scene], Awaitable[None]], *, appends: int = 30) -> None:
@@ -205,7 +205,7 @@ def stored_ledgers(cluster: MemoryCluster) -> dict[int, int | None]:
 
 async def tidy(scene: Scene) -> None:
     """Do what a sweep does once every process that died is known to be dead and graces are over."""
-    context = scene.namespace._context
+    context = scene.namespace.log_context
     scene.cluster.clocks["driver"].current_ms += 100_000
     await settle(context, await list_staged(context, MERGING_IDENTITY))
     await drop_merged(context, grace_ms=10_000)
@@ -258,7 +258,7 @@ def test_ledgers_that_lost_extents_to_a_merge_go_after_a_grace() -> None:
         snapshot = await scene.log.get_snapshot()
         expected = as_rows(await read_all(scene.log))
         assert await scene.merger.merge(scene.log._log)
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         nodes = await read_staged(context, sorted(stored_ledgers(scene.cluster)))
         merged = {i for i, node in nodes.items() if node.staged.released_ms}
         assert any(nodes[i].staged.owner and nodes[i].staged.extents for i in merged)
@@ -400,7 +400,7 @@ async def remove(scene: Scene) -> None:
         scene.cluster.tree.dump()
         .keys()
         .isdisjoint(
-            scene.namespace._context.logs.paths_of(scene.log._log).chunk(1, n) for n in range(3)
+            scene.namespace.log_context.logs.paths_of(scene.log._log).chunk(1, n) for n in range(3)
         )
     )
 
@@ -431,7 +431,7 @@ async def merge_too(scene: Scene) -> None:
 async def expire(scene: Scene) -> None:
     """End the merging process's session: its node goes, and others take it for dead."""
     scene.cluster.stores[scene.merging_name].expire()
-    context = scene.namespace._context
+    context = scene.namespace.log_context
     await settle(context, await list_staged(context, MERGING_IDENTITY))
 
 

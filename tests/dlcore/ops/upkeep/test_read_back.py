@@ -23,7 +23,7 @@ def test_old_ledgers_stay_for_a_grace_of_their_own() -> None:
     async def body(scene: TierScene) -> None:
         scene.pass_time()
         assert await scene.tier() > 0
-        context = scene.merging._context
+        context = scene.merging.log_context
         scene.pass_time(39_000)
         assert await drop_merged(context, grace_ms=10_000) == 0
         scene.pass_time(2_000)
@@ -62,7 +62,7 @@ def test_entries_that_no_object_has_are_an_error() -> None:
 
     async def body(scene: TierScene) -> None:
         await scene.tier()
-        context = scene.merging._context
+        context = scene.merging.log_context
         (segment,) = await scene.log.get_log_segments()
         ledger = await context.ledger_store.read(segment.extents[0].ledger_id)
         first, second = ledger.metadata.objects

@@ -65,7 +65,7 @@ def test_purging_removes_copies_of_records_that_the_log_has_no_more() -> None:
     async def body(scene: Scene) -> None:
         log = await scene.namespace.open_log("clicks")
         await log.truncate((await log.get_log_segments())[-1].start)
-        await scene.namespace.tidied()
+        await scene.namespace.log_context.tidier.settled()
         where = "name = 'nobody'"
         receipt = await (await scene.redactor(where=where)).redact()
         assert (receipt.rows, receipt.objects, receipt.is_purged) == (0, 0, False)

@@ -306,7 +306,7 @@ def test_a_fork_is_an_obstacle_that_is_named() -> None:
         assert "are also those of 'spring', as a fork" in found.obstacles[0]
         assert "'spring'" in await refused(scene, UnsupportedError)
         await scene.namespace.delete_log("spring")
-        await scene.namespace.tidied()
+        await scene.namespace.log_context.tidier.settled()
         assert (await (await scene.redactor()).redact()).left == ()
         forget_ledgers(scene.cluster)
         assert scene.copies() == []
@@ -322,7 +322,7 @@ def test_a_fork_is_redacted_once_its_source_is_gone() -> None:
         await fork_log(context, "clicks", "spring")
         before = await scene.read("spring")
         await scene.namespace.delete_log("clicks")
-        await scene.namespace.tidied()
+        await scene.namespace.log_context.tidier.settled()
         redactor = await LogRedactor.open(
             context, owner, "spring", WHERE, config=CONFIG, patience_s=0
         )
@@ -436,7 +436,7 @@ def test_logs_of_one_append_share_a_ledger() -> None:
         assert found.open_rows == 1
         assert "also those of 'other'" in found.obstacles[0]
         await driver.delete_log("other")
-        await driver.tidied()
+        await driver.log_context.tidier.settled()
         await settle(driver.log_context, await list_staged(driver.log_context, "job"))
         receipt = await (await scene.redactor()).redact()
         assert (receipt.rows, receipt.left) == (21, ())

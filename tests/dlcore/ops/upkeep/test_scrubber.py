@@ -40,7 +40,7 @@ class Scrubbed:
         self.records = records
         self.objects = scene.objects.stored
         self.figures = RecoveryFigures()
-        context, owner = scene.merging._context, scene.merging._owner
+        context, owner = scene.merging.log_context, scene.merging.staging_owner
         self.upkeep = LogUpkeep(context, owner, CONFIG, self.figures)
         self.repairs = RepairList(context.store, context.paths, context.clock)
         ports = scene.merging.ports
@@ -113,7 +113,7 @@ def test_a_whole_tier() -> None:
     async def body(at: Scrubbed) -> None:
         assert await at.pass_all() == 0
         assert await at.listed() == []
-        context = at.scene.merging._context
+        context = at.scene.merging.log_context
         node = await context.store.get(context.paths.scrub_progress)
         assert node is not None
         progress = decode(ScrubProgress, node.value, source="")
@@ -274,12 +274,16 @@ def test_what_is_deleted_meanwhile_is_no_damage() -> None:
 
         scrubber._cold_from = stale  # type: ignore[method-assign]
         await at.upkeep.sweep()
-        await drop_merged(at.scene.merging._context, grace_ms=0)
+        await drop_merged(at.scene.merging.log_context, grace_ms=0)
         assert not at.ledgers()
         assert await at.pass_all() == 0
-        mender = ColdMender(at.scene.merging._context, at.scene.merging._owner, at.figures)
+        mender = ColdMender(
+            at.scene.merging.log_context, at.scene.merging.staging_owner, at.figures
+        )
         assert await mender.mend(known[0].ledger_id) == ""
-        (hot, *_) = [each async for each in at.scene.merging._context.ledger_store.list_ledgers()]
+        (hot, *_) = [
+            each async for each in at.scene.merging.log_context.ledger_store.list_ledgers()
+        ]
         assert await mender.mend(hot) is None
 
     on_scrubbed(body)

@@ -58,7 +58,7 @@ class Reads(NamedTuple):
 @contextmanager
 def reads_of(scene: TierScene) -> Iterator[Reads]:
     """Note what the session of the tiering process asks for."""
-    store, noted = scene.merging._context.store, Reads([], [], [])
+    store, noted = scene.merging.log_context.store, Reads([], [], [])
     get_many, lists, create = store.get_many, store.get_children_many, store.create
 
     async def note_nodes(paths: Sequence[str], *, fresh: bool = False) -> list[Versioned | None]:
@@ -86,7 +86,7 @@ def test_a_quiet_log_costs_nothing_until_something_can_be_due() -> None:
 
     async def body(scene: TierScene) -> None:
         worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS)
-        store = scene.merging._context.store
+        store = scene.merging.log_context.store
         scene.pass_time()
         await store.sync("/")
         assert await worker.tier() > 0
@@ -112,12 +112,12 @@ def test_deleted_logs_are_forgotten() -> None:
 
     async def body(scene: TierScene) -> None:
         worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS)
-        await scene.merging._context.store.sync("/")
+        await scene.merging.log_context.store.sync("/")
         await worker.tier()
         rounds = worker._tiers
         assert rounds._tierer._known.keys() == {scene.log.log_id}
         await scene.log.delete()
-        await scene.merging._context.store.sync("/")
+        await scene.merging.log_context.store.sync("/")
         assert await worker.tier() == 0  # by the list alone: nothing is due
         assert not rounds._tierer._known
         assert not rounds._visits._logs
@@ -129,7 +129,7 @@ def test_the_namespace_has_a_tier_for_logs_without_one() -> None:
     """A log's own tier comes first; one that wants none, or is encrypted, stays on bookies."""
 
     async def body(scene: TierScene) -> None:
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         names = {
             "own": LogSettings(),
             "stays": LogSettings(tier="none"),
@@ -188,7 +188,7 @@ def test_settings_of_the_cluster_may_have_the_tier() -> None:
     """They are checked as any other, and live."""
 
     async def body(scene: TierScene) -> None:
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         settings = ClusterSettingsStore(context.store, context.paths)
         tier: dict[tuple[str, str], Value | None] = {
             ("autorecovery", "tier"): OTHER,
@@ -239,7 +239,7 @@ def test_logs_that_do_not_wait_are_tiered_between_rounds() -> None:
 
     async def body(scene: TierScene) -> None:
         worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
-        store, troubles = scene.merging._context.store, Troubles()
+        store, troubles = scene.merging.log_context.store, Troubles()
         soon, late = [await tiered_log(scene, name, s) for name, s in (("soon", 0), ("late", 60))]
         await store.sync("/")
         await worker.tier()
@@ -270,7 +270,7 @@ def test_a_worker_tiers_between_its_rounds(monkeypatch: pytest.MonkeyPatch) -> N
         worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=10_000))
         log = await tiered_log(scene, "soon", 0)
 
-        await scene.merging._context.store.sync("/")
+        await scene.merging.log_context.store.sync("/")
         with reads_of(scene) as reads:
             async with side_tasks() as tasks:
                 tasks.start(worker._tier_now_and_then())
@@ -287,11 +287,11 @@ def test_after_a_failure_the_next_round_tries_again(monkeypatch: pytest.MonkeyPa
     async def body(scene: TierScene) -> None:
         worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
         log = await tiered_log(scene, "soon", 0)
-        await scene.merging._context.store.sync("/")
+        await scene.merging.log_context.store.sync("/")
         await worker.tier()
         await complete_segment(log)
         scene.pass_time()
-        await scene.merging._context.store.sync("/")
+        await scene.merging.log_context.store.sync("/")
         scene.objects.failing["put_new"] = ["lost"] * 9
         lost = scene.objects.failing["put_new"]
         assert await worker._tiers.tier_early(Troubles()) == 0
@@ -313,7 +313,7 @@ def test_a_log_that_fails_between_rounds_delays_no_other(monkeypatch: pytest.Mon
     async def body(scene: TierScene) -> None:
         worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=10_000))
         failing, log = await tiered_log(scene, "failing", 0), await tiered_log(scene, "other", 0)
-        context = scene.merging._context
+        context = scene.merging.log_context
         await context.store.sync("/")
         await worker.tier()
         paths = context.logs.paths_of(failing._log)

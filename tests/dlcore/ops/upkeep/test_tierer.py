@@ -125,7 +125,7 @@ class TierScene(Scene):
     async def open_merging(self) -> None:
         """Start a process that tiers."""
         await super().open_merging()
-        context, owner = self.merging._context, self.merging._owner
+        context, owner = self.merging.log_context, self.merging.staging_owner
         self.tierer = LogTierer(context, owner, CONFIG_OF_TIERS)
         self.pass_time()
 
@@ -162,14 +162,14 @@ async def complete(scene: Scene) -> None:
     """Complete the segment in progress, as upkeep does in logs with a retention."""
     scene.cluster.clocks["driver"].current_ms += 10
     await scene.log.update_settings(retention_s=0.001, explicit_truncation=True)
-    await expire_log(scene.namespace._context, scene.log._log)
+    await expire_log(scene.namespace.log_context, scene.log._log)
     await scene.log.update_settings(retention_s=None, explicit_truncation=False)
 
 
 async def tidy(scene: TierScene) -> None:
     """Do what sweeps do once dead processes are known to be dead and graces are over."""
     scene.pass_time(200_000)
-    context = scene.namespace._context
+    context = scene.namespace.log_context
     await settle(context, await list_staged(context, MERGING_IDENTITY))
     await drop_merged(context, grace_ms=10_000)
     await delete_strays(context, age_s=100)
@@ -366,8 +366,8 @@ def test_truncated_cold_segments_go_with_their_objects() -> None:
         scene.objects.stored[f"{TIER}/{scene.cluster.cluster_id}/notes.txt"] = b"not dlog's"
         scene.objects._modified |= dict.fromkeys(scene.objects.stored, scene.objects.now_ms)
         await scene.log.truncate(DLSN(2, 0, 0))
-        await scene.namespace.tidied()
-        context = scene.namespace._context
+        await scene.namespace.log_context.tidier.settled()
+        context = scene.namespace.log_context
         scene.pass_time(200_000)
         assert await delete_strays(context, age_s=100) == 0  # the ledger is there for a grace
         await drop_merged(context, grace_ms=0)
@@ -387,12 +387,12 @@ def test_the_objects_of_truncated_segments_stay_for_the_longest_planned_read() -
         await tidy(scene)  # all is old, and nothing else is to go
         await write(scene)
         objects = set(scene.objects.stored)
-        upkeep = LogUpkeep(scene.merging._context, scene.merging._owner, CONFIG_OF_TIERS)
+        upkeep = LogUpkeep(scene.merging.log_context, scene.merging.staging_owner, CONFIG_OF_TIERS)
         planned = await (await scene.cluster.open("planned")).open_log("clicks")
         async with await planned.open_reader() as reader:
             first = await reader.read_bulk(1)
             await scene.log.truncate(DLSN(2, 0, 0))
-            await scene.namespace.tidied()
+            await scene.namespace.log_context.tidier.settled()
             for _ in range(2):
                 scene.pass_time(15_000)  # longer than the grace of merges
                 upkeep._strays_due_s = 0.0
@@ -422,9 +422,9 @@ def test_a_deleted_log_leaves_no_object() -> None:
     async def body(scene: TierScene) -> None:
         await scene.tier()
         await scene.log.delete()
-        await scene.namespace.tidied()
+        await scene.namespace.log_context.tidier.settled()
         scene.pass_time(200_000)
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         await drop_merged(context, grace_ms=0)
         # After an import of metadata they wait for an operator.
         await context.store.create(context.paths.restored, b"{}")
@@ -444,7 +444,7 @@ def test_objects_that_are_being_written_are_no_strays() -> None:
 
         async def sweep() -> None:
             scene.objects.met = None
-            assert await delete_strays(scene.namespace._context, age_s=-1e6) == 0
+            assert await delete_strays(scene.namespace.log_context, age_s=-1e6) == 0
             scene.objects.met = sweep
 
         scene.objects.met = sweep
@@ -586,7 +586,7 @@ def test_the_last_stamps_of_producers_stay_on_bookies() -> None:
     """An owner of the log reads them from there, however old they are."""
 
     async def body(scene: TierScene) -> None:
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         at = await context.logs.read(scene.log._log)
         head = changed(at.head, producers_lssn=1)
         path = context.logs.paths_of(at.log).head

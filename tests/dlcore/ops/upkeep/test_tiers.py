@@ -31,7 +31,7 @@ def test_a_tier_that_does_not_answer_is_listed_with_the_reason(
 
     async def body(scene: TierScene) -> None:
         await scene.tier()
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         assert await known_tiers(context) == [KnownTier(TIER)]
 
         async def refuse(url: str) -> AsyncGenerator[Sequence[ListedObject], None]:
@@ -52,7 +52,7 @@ def test_a_tier_is_forgotten_once_nothing_uses_it() -> None:
 
     async def body(scene: TierScene) -> None:
         await scene.tier()
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         with pytest.raises(ConfigurationError, match=f"expected one that .*: {TIER}"):
             await forget_tier(context, "s3://bucket")
         cluster = ClusterSettingsStore(context.store, context.paths)
@@ -78,7 +78,7 @@ def test_a_tier_is_not_forgotten_while_a_ledger_is_damaged() -> None:
 
     async def body(scene: TierScene) -> None:
         await scene.tier()
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         await scene.log.update_settings(tier=None)
         async for ledger_id in context.ledger_store.list_ledgers():
             await context.store.put(context.paths.ledger(ledger_id), b"{", version=ANY_VERSION)
@@ -93,7 +93,7 @@ def test_a_segment_that_goes_there_makes_the_tier_known_again() -> None:
 
     async def body(scene: TierScene) -> None:
         await scene.tier()
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         await context.store.delete(context.paths.tier(TIER))
         await scene.append()
         await complete(scene)

@@ -48,7 +48,7 @@ def worker(namespace: DirectNamespace) -> LogUpkeep:
 
 def requests(scene: Scene) -> list[str]:
     """Return the logs that ask for upkeep."""
-    below = scene.merging._context.paths.upkeep_requests + "/"
+    below = scene.merging.log_context.paths.upkeep_requests + "/"
     dump = scene.cluster.tree.dump()
     return [path for path in dump if path.startswith(below) and path.count("/") == 5]
 
@@ -111,7 +111,7 @@ def test_one_worker_takes_a_log() -> None:
 
     async def body(scene: Scene) -> None:
         other = await scene.cluster.open("other worker")
-        context = other._context
+        context = other.log_context
         path = context.paths.upkeep_lock(scene.log.log_id)
         await context.store.create(path, b"other", ephemeral=True)
         assert await worker(scene.merging).serve() == 0
@@ -164,7 +164,7 @@ def test_a_log_that_fails_hides_no_other() -> None:
     """Its request stays, with the reason in the log; that of a log that is gone goes."""
 
     async def body(scene: Scene) -> None:
-        context = scene.namespace._context
+        context = scene.namespace.log_context
         await ask_for_upkeep(context, {LogKey(name="gone", log_id="gone"): 1})
         path = context.paths.upkeep_request("broken")
         await context.store.create(path, b"?")
@@ -180,7 +180,7 @@ def test_what_a_truncation_left_goes_too() -> None:
 
     async def body(scene: Scene) -> None:
         await scene.close_staging()
-        context, log = scene.namespace._context, scene.log._log
+        context, log = scene.namespace.log_context, scene.log._log
         async with await scene.log.open_writer() as writer:  # completes the segment in progress
             await writer.write(LogRecord(writer.last_txid, b"last"))
         at = await context.logs.read(log)
@@ -197,7 +197,7 @@ def test_a_sweep_removes_what_nobody_needs() -> None:
     """Ledgers merged away after the grace, a deleted log, leftovers and records by their age."""
 
     async def body(scene: Scene) -> None:
-        context, clock = scene.merging._context, scene.cluster.clocks[scene.merging_name]
+        context, clock = scene.merging.log_context, scene.cluster.clocks[scene.merging_name]
         upkeep = worker(scene.merging)
         await upkeep.serve()
         merged_away = len(stored_ledgers(scene.cluster))
@@ -231,7 +231,7 @@ def test_what_is_damaged_keeps_a_sweep_from_nothing_else(
     """The damage is logged, and records of commits are still removed by their age."""
 
     async def body(scene: Scene) -> None:
-        context, clock = scene.merging._context, scene.cluster.clocks[scene.merging_name]
+        context, clock = scene.merging.log_context, scene.cluster.clocks[scene.merging_name]
         upkeep = worker(scene.merging)
         await upkeep.serve()
         merged = await context.store.get_children(context.paths.merged)

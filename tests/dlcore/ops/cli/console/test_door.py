@@ -72,7 +72,7 @@ def test_an_append_that_is_sent_again_is_in_the_log_once() -> None:
 async def owner_of(proxies: Proxies) -> str:
     """Return the location of the proxy that owns the log."""
     async with await open_namespace(proxies.servers[0].location) as namespace:
-        info = await (await namespace.open_log("clicks")).get_info()
+        info = await (await namespace.open_log("clicks"))._info()
     assert info.owner is not None
     return info.owner
 
