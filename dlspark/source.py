@@ -24,6 +24,7 @@ from dlspark.schema import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from dlspark.batch import DlogWriter
@@ -137,15 +138,17 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
             "an overwrite needs the option log: with a column log it is unknown which logs without "
             "rows to overwrite; use append, or write log by log"
         )
-    from dlspark.sessions import find_schemas, require_logs, require_unsealed
+    from dlspark.sessions import find_schemas, find_unsealed, require_logs
     from dlspark.typed_write import prepare_typed, writes_typed
     from dlspark.workers import freeze_imports
 
     freeze_imports()
-    found = {} if options.log is None else find_schemas(options.address, [options.log])
-    # With a transaction the commit decides, for a repetition adds nothing to what is there.
-    if options.log is not None and options.log in found and options.transaction is None:
-        require_unsealed(options.address, options.log)
+    found: dict[str, pa.Schema | None] = {}
+    if options.log is not None and options.transaction is None:
+        found = find_unsealed(options.address, options.log)
+    elif options.log is not None:
+        # The commit decides of a seal, for a repetition adds nothing to what is there.
+        found = find_schemas(options.address, [options.log])
     if writes_typed(options, schema.fieldNames(), found):
         return prepare_typed(options, schema, found)
     if options.merge_schema:

@@ -251,8 +251,15 @@ class Namespace(AsyncClosing):
         self._unsupported("grant")
 
     @abstractmethod
-    async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
-        """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""
+    async def get_schemas(
+        self, names: Sequence[str], *, for_write: bool = False
+    ) -> dict[str, pa.Schema | None]:
+        """Return each existing log's schema, None if of bytes.
+
+        With `for_write` a sealed log is an error, at the cost of one read for all logs.
+
+        Raises: InvalidLogNameError, MetadataError; with `for_write` EndOfStreamError.
+        """
 
     @abstractmethod
     async def find_places(

@@ -368,7 +368,7 @@ SCHEMAS = Action(
     request=planning.LogsRequest,
     answer=answers.LogSchemas,
     needs=on_logs(Right.DESCRIBE),
-    text="Return the columns of logs, for planners of reads of this release.",
+    text="Return the columns of logs, and which are sealed, for planners of this release.",
     errors=(errors.InvalidLogNameError,),
     answer_s=LONG_ANSWER_S,
 )

@@ -229,9 +229,16 @@ class NamespaceCalls(WritersNamespace):
         """
         return self._call(self._namespace.grant(parts, lifetime_s=lifetime_s))
 
-    def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
-        """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""
-        return self._call(self._namespace.get_schemas(names))
+    def get_schemas(
+        self, names: Sequence[str], *, for_write: bool = False
+    ) -> dict[str, pa.Schema | None]:
+        """Return each existing log's schema, None if of bytes.
+
+        With `for_write` a sealed log is an error, at the cost of one read for all logs.
+
+        Raises: InvalidLogNameError, MetadataError; with `for_write` EndOfStreamError.
+        """
+        return self._call(self._namespace.get_schemas(names, for_write=for_write))
 
     def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]

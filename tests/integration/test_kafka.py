@@ -20,7 +20,7 @@ from dlcore.base.errors import ConfigurationError
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.kafka import consumed, consumer
-from tests.fixtures.kafka_proxies import filled, kafka_address
+from tests.fixtures.kafka_proxies import filled, go_on_through_faults, kafka_address
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import log_name_for, payloads_in, produce
 from tests.fixtures.waiting import wait_until
@@ -32,22 +32,35 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 RECORDS = amount(1_000_000, sampled=40_000)
+FILLED = RECORDS * 3 // 4
+"""So many are there before a client reads; the others come while the log moves."""
 
 
 def test_a_log_of_many_segments(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
-    """What is truncated is out of range, and all that is left comes as it was written."""
-    name = filled(sandbox.uri, RECORDS)
-    expected = payloads_in(sandbox.uri, name)
-    first = RECORDS - len(expected)
-    address = kafka_address(kafka_proxies[0], sandbox.uri)
-    reader = consumer(address, name.replace("/", "."), 1, **{"auto.offset.reset": "earliest"})
+    """What is truncated is out of range, and all that is left comes as it was written.
+
+    It also does when the log moves, and when the proxy is killed that serves it.
+    """
+    uri, addresses = (
+        sandbox.uri,
+        ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies),
+    )
+    name = filled(uri, FILLED, log_name_for(kafka_proxies[0], uri))
+    first = FILLED - len(payloads_in(uri, name))
+    assert first > 1
+    reader = consumer(addresses, name.replace("/", "."), 1, **{"auto.offset.reset": "earliest"})
+    found: list[Any] = []
+    ignored: list[Any] = []
+
+    def wait_for(number: int) -> None:
+        found.extend(consumed(reader, number - first - len(found), on_error=ignored.append))
+
     try:
-        found = consumed(reader, len(expected))
+        go_on_through_faults(uri, kafka_proxies, name, range(FILLED, RECORDS), wait_for)
     finally:
         reader.close()
     assert [each.offset() for each in found] == list(range(first, RECORDS))
-    assert [each.value() for each in found] == expected
-    assert first > 0
+    assert [each.value() for each in found] == payloads_in(uri, name)
 
 
 def test_a_follower_goes_on_at_another_proxy(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.sync import open_namespace
-from tests.fixtures.kafka_proxies import filled, kafka_address
+from tests.fixtures.kafka_proxies import filled, go_on_through_faults, kafka_address
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import log_name_for, payloads_in, produce
 from tests.fixtures.waiting import wait_until
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.prove, pytest.mark.timeout(1800)]
 
 RECORDS = amount(1_000_000, sampled=40_000)
+FILLED = RECORDS * 3 // 4
+"""So many are there before a client reads; the others come while the log moves."""
 LOST = amount(60, sampled=12)
 """So many answers are lost in each part of a test."""
 RECORD_BYTES = 100
@@ -43,16 +45,27 @@ def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_log_of_many_segments(
     sandbox: Sandbox, kafka_proxies: list[ProxyProcess], command: list[str], tmp_path: Path
 ) -> None:
-    """It asks for what is truncated, is told the earliest record, and reads on from there."""
-    name = filled(sandbox.uri, RECORDS)
-    expected = payloads_in(sandbox.uri, name)
-    first = RECORDS - len(expected)
+    """It asks for what is truncated, is told the earliest record, and reads on from there.
+
+    It also reads on when the log moves, and when the proxy is killed from which it reads.
+    """
+    uri, addresses = (
+        sandbox.uri,
+        ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies),
+    )
+    name = filled(uri, FILLED, log_name_for(kafka_proxies[0], uri))
+    first = FILLED - len(payloads_in(uri, name))
     assert first > 1
-    address = kafka_address(kafka_proxies[0], sandbox.uri)
-    with Reader(command, "read", address, name.replace("/", "."), 1, folder=tmp_path) as reader:
-        reader.wait_for(len(expected))
+    with Reader(command, "read", addresses, name.replace("/", "."), 1, folder=tmp_path) as reader:
+        go_on_through_faults(
+            uri,
+            kafka_proxies,
+            name,
+            range(FILLED, RECORDS),
+            lambda number: reader.wait_for(number - first),
+        )
     assert [each.offset for each in reader.records] == list(range(first, RECORDS))
-    assert [each.value for each in reader.records] == expected
+    assert [each.value for each in reader.records] == payloads_in(uri, name)
 
 
 def test_a_follower_goes_on_at_another_proxy(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.kafka_proxies import Served
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 LOST = amount(200, sampled=12)
 """So many answers are lost in each part of the test."""

@@ -8,11 +8,13 @@ query is stopped, fails, and starts again from its checkpoint.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dlcore.base.ids import DLSN
+from dlspark.offsets import OFFSET_VERSION
 from tests.fixtures.spark import message_of
 from tests.fixtures.waiting import wait_until
 
@@ -319,7 +321,9 @@ def test_checkpoint_of_a_newer_version_is_refused(logs: LogBench, sink: Sink) ->
     sink.wait_for(5)
     sink.stop()
     last = max((sink.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.write_text(last.read_text().replace('"v": 1', '"v": 7').replace('"v":1', '"v":7'))
+    text, changes = re.subn(rf'"v": ?{OFFSET_VERSION}\b', '"v": 7', last.read_text())
+    assert changes == 1
+    last.write_text(text)
     (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
     sink.start(frame)
     assert "version 7" in sink.message_of_failure()

@@ -49,7 +49,7 @@ from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.rows_reader import AsyncLogReader
-from dlcore.log.reading.schemas import find_schemas
+from dlcore.log.reading.schemas import find_schemas, find_targets, schemas_to_write
 from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
@@ -261,9 +261,14 @@ class DirectNamespace(Namespace):
         return {name: outcome for name, outcome in found.items() if outcome is not None}
 
     @override
-    async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
+    async def get_schemas(
+        self, names: Sequence[str], *, for_write: bool = False
+    ) -> dict[str, pa.Schema | None]:
         self._require_open()
-        return await find_schemas(self.log_context.logs, names)
+        logs = self.log_context.logs
+        if for_write:
+            return schemas_to_write(await find_targets(logs, names))
+        return await find_schemas(logs, names)
 
     @override
     async def find_places(

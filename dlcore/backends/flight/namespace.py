@@ -33,6 +33,7 @@ from dlcore.flight.requests import (
 )
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.scan_driver import by_entry
+from dlcore.log.reading.schemas import schemas_to_write
 from dlcore.log.typed.arrow import schema_from
 
 if TYPE_CHECKING:
@@ -113,8 +114,13 @@ class FlightNamespace(Namespace):
         return await self._snapshots.take(names)
 
     @override
-    async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
-        return await planning.get_schemas(self._calls, names)
+    async def get_schemas(
+        self, names: Sequence[str], *, for_write: bool = False
+    ) -> dict[str, pa.Schema | None]:
+        targets = await planning.get_targets(self._calls, names)
+        if for_write:
+            return schemas_to_write(targets)
+        return {name: target.schema for name, target in targets.items()}
 
     @override
     async def find_places(

@@ -7,7 +7,7 @@ import struct
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of, read_schema
 from dlcore.log.reading.scan_run import ScanRun
+from dlcore.log.reading.schemas import Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -192,11 +193,14 @@ def _continued(before: LogSnapshot, now: LogSnapshot) -> LogSnapshot:
     return replace(now, segments=(*kept, *now.segments))
 
 
-async def get_schemas(calls: Endpoint, names: Sequence[str]) -> dict[str, Any]:
-    """Return each existing log's schema; None for a byte log."""
+async def get_targets(calls: Endpoint, names: Sequence[str]) -> dict[str, Target]:
+    """Return what a writer of each existing log has to know."""
     answer = await act(calls, actions.SCHEMAS, LogsRequest(list(names)))
     return {
-        name: None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema))
+        name: Target(
+            None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema)),
+            name in answer.sealed,
+        )
         for name, schema in answer.schemas.items()
     }
 

@@ -279,6 +279,24 @@ class LogStore:
             schema_of(self._paths, log, found[log.log_id]) if log.typed else None for log in logs
         ]
 
+    async def read_targets(
+        self, logs: Sequence[LogMetadata]
+    ) -> list[tuple[VersionedHead, LogSchema | None] | None]:
+        """Return head and schema of each log, all in one round trip; None if it was deleted."""
+        heads = [self.paths_of(log).head for log in logs]
+        schemas = [self.paths_of(log).schema for log in logs if log.typed]
+        nodes = await persistently(lambda: self._store.get_many([*heads, *schemas], fresh=True))
+        of_typed = iter(nodes[len(logs) :])
+        found: list[tuple[VersionedHead, LogSchema | None] | None] = []
+        for log, node in zip(logs, nodes, strict=False):
+            schema = next(of_typed) if log.typed else None
+            try:
+                at = self.head_of(log, node)
+                found.append((at, schema_of(self._paths, log, schema) if log.typed else None))
+            except LogNotFoundError:
+                found.append(None)
+        return found
+
     async def change_schema(
         self, log: LogKey, change: Callable[[LogSchema], LogSchema]
     ) -> LogSchema:

@@ -23,6 +23,7 @@ from dlcore.flight.planning import (
     pack_snapshots,
 )
 from dlcore.flight.tickets import Latest
+from dlcore.log.reading.schemas import find_targets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,16 +61,17 @@ class Planning:
         return LogSnapshots(pack_snapshots(told))
 
     async def schemas(self, request: LogsRequest) -> LogSchemas:
-        """Return by name the schema of each log that exists; None for a byte log.
+        """Return by name the schema of each log that exists, and which of them are sealed.
 
         Raises: InvalidLogNameError, MetadataError.
         """
-        found = await self._namespace.get_schemas(request.logs)
+        found = await find_targets(self._namespace.log_context.logs, request.logs)
         return LogSchemas(
             {
                 name: None if schema is None else schema.serialize().to_pybytes()
-                for name, schema in found.items()
-            }
+                for name, (schema, _) in found.items()
+            },
+            [name for name, target in found.items() if target.sealed],
         )
 
     async def places(self, request: PlacesRequest) -> FoundPlaces:

@@ -81,6 +81,7 @@ def test_other_bytes_are_refused(token: bytes) -> None:
         (SIGNER.sign(GRANTS, expires_s=NOW_S - SKEW_S - 1), "expired 61 s ago"),
         (SIGNER.sign(GRANTS, expires_s=NOW_S + LIFETIME_S_MAX + SKEW_S + 9), "at most 86400"),
     ],
+    ids=["size", "version", "grants", "last byte", "lifetime", "key", "expired", "too long"],
 )
 def test_the_reason_is_told(token: bytes, reason: str) -> None:
     """Each check names what it saw."""

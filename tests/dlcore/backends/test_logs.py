@@ -58,10 +58,14 @@ def test_logs_come_and_go() -> None:
             for wrong in ({"self": 1}, {"speed": 1}, {"retention_s": "long"}, {"mode": "no"}):
                 with pytest.raises(ConfigurationError):
                     await log.update_settings(**wrong)
+            assert await namespace.get_schemas(["clicks"], for_write=True) == {"clicks": None}
             await log.mark_end_of_stream()
             assert await log.is_end_of_stream_marked()
             with pytest.raises(EndOfStreamError):
                 await log.mark_end_of_stream()
+            with pytest.raises(EndOfStreamError, match="'clicks' is sealed"):
+                await namespace.get_schemas(["clicks"], for_write=True)
+            assert await namespace.get_schemas(["clicks"]) == {"clicks": None}
             await namespace.create_log("other")
             with pytest.raises(LogExistsError):
                 await namespace.rename_log("clicks", "other")

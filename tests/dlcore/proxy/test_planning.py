@@ -81,7 +81,10 @@ def test_places_by_any_position() -> None:
         packed = (await client.act("snapshots", logs=["a", "none"]))["snapshots"]
         (snapshot,) = unpack_snapshots(base64.b64decode(packed))
         assert (snapshot.log, str(snapshot.end)) == ("a", "1:3:0")
-        assert await client.act("schemas", logs=["a", "none"]) == {"schemas": {"a": None}}
+        assert await client.act("schemas", logs=["a", "none"]) == {
+            "schemas": {"a": None},
+            "sealed": [],
+        }
 
     with_proxies("a")(scenario)
 
