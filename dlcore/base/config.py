@@ -520,17 +520,12 @@ class LogSettings(
             value=self.tier,
             rule="expected none with encrypted=True: an encrypted log stays on bookies",
         )
+        is_known, known = self.table in (None, "delta", "iceberg"), "expected delta or iceberg"
         require(
-            condition=self.table in (None, "delta", "iceberg"),
+            condition=is_known and (self.table is None or self.tier_url is not None),
             key="table",
             value=self.table,
-            rule="expected delta or iceberg, or nothing: no table",
-        )
-        require(
-            condition=self.table is None or self.tier_url is not None,
-            key="table",
-            value=self.table,
-            rule="expected a tier of the log's own beside it, as tier=s3://bucket/folder",
+            rule="expected a tier of the log's own" if is_known else f"{known}, or nothing",
         )
         require(
             condition=self.retention_s is None or self.retention_s > 0,

@@ -43,7 +43,7 @@ _BATCH_ROWS = 8_192
 _LOGS_MAX = 20
 """Most tables of a statement."""
 _NO_MEMORY = "Out of Memory Error"
-"""So begins DuckDB's text on a lack of memory, of which Arrow makes an `OSError` between rows."""
+"""DuckDB's text on a lack of memory begins so; Arrow makes an `OSError` of one between rows."""
 
 
 def opened(endpoint: str, *, tls: TlsFiles | None, token: str | None) -> Namespace:
