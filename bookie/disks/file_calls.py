@@ -56,20 +56,20 @@ def device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
     return kind(f"cannot {action} {path}: {error.strerror}")
 
 
-def sync_data(descriptor: int) -> None:
+def sync_data(path: Path, descriptor: int) -> None:
     """Make the bytes of a file durable, with the metadata that is needed to read them."""
     if _FULL_SYNC is not None or not hasattr(os, "fdatasync"):
-        sync_file(descriptor)
+        sync_file(path, descriptor)
     else:
-        sync(os.fdatasync, descriptor)
+        sync(path, os.fdatasync, descriptor)
 
 
-def sync_file(descriptor: int) -> None:
+def sync_file(path: Path, descriptor: int) -> None:
     """Make the bytes of a file, or the names in a folder, durable with all their metadata."""
     if _FULL_SYNC is None:
-        sync(os.fsync, descriptor)
+        sync(path, os.fsync, descriptor)
     else:
-        sync(_sync_fully, descriptor, _FULL_SYNC)
+        sync(path, _sync_fully, descriptor, _FULL_SYNC)
 
 
 def _sync_fully(descriptor: int, command: int) -> None:
@@ -82,8 +82,8 @@ def _sync_fully(descriptor: int, command: int) -> None:
         os.fsync(descriptor)
 
 
-def sync(call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call a function that syncs.
+def sync(path: Path, call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call a function that syncs a file or a folder.
 
     After any failure the state of the written bytes is unknown.  Therefore a sync that fails
     because the disk is full is not a `DiskFullError` either, which would promise the opposite.
@@ -91,7 +91,7 @@ def sync(call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
     try:
         call(*args, **kwargs)
     except OSError as error:
-        raise BookieStorageError(f"cannot sync: {error.strerror}") from error
+        raise BookieStorageError(f"cannot sync {path}: {error.strerror}") from error
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> None:
@@ -223,7 +223,7 @@ def write_file(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         write_all(descriptor, [memoryview(data)], 0)
-        sync_file(descriptor)
+        sync_file(path, descriptor)
     finally:
         os.close(descriptor)
 
@@ -232,7 +232,7 @@ def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        sync_file(descriptor)
+        sync_file(directory, descriptor)
     finally:
         os.close(descriptor)
 

@@ -224,13 +224,13 @@ class RealFile:
         if self._direct >= 0 and end <= self._allocated and recent.is_one_piece(offset, size):
             # Write and sync in one call.  The blocks exist, so only data has to reach the device.
             ((start, memory),) = pieces
-            sync(write_all, self._direct, memory, start, os.RWF_DSYNC)
+            sync(self._path, write_all, self._direct, memory, start, os.RWF_DSYNC)
         else:
             descriptor = self._direct if self._direct >= 0 else self._descriptor
             with self._cut_if_full():
                 for start, memory in pieces:
                     write_all(descriptor, memory, start)
-            sync_data(descriptor)
+            sync_data(self._path, descriptor)
         # Without the wait for a thread: on a busy machine this wait speaks against threads.
         self._disk.is_quick = time.perf_counter() - started_s <= _QUICK_S_MAX
         self._allocated = max(self._allocated, end)
@@ -261,13 +261,13 @@ class RealFile:
         self._forget_recent()
         with self._cut_if_full():
             write_all(self._descriptor, [memoryview(data)], offset)
-        sync_data(self._descriptor)
+        sync_data(self._path, self._descriptor)
         self._allocated = max(self._allocated, offset + len(data))
 
     def _truncate(self, size: int) -> None:
         self._forget_recent()
         os.ftruncate(self._descriptor, size)
-        sync_file(self._descriptor)
+        sync_file(self._path, self._descriptor)
         self._allocated = size
 
     def _forget_recent(self) -> None:

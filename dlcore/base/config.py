@@ -422,7 +422,10 @@ NEW_LOG_SETTINGS = ("retention_s", "explicit_truncation")
 """The settings of logs that a cluster may give to those that are created."""
 
 _TIER = re.compile(r"(?:s3://[a-z0-9][a-z0-9.-]+|file://)(?:/(?!\.\.?(?:/|$))[\w.=+-]+)+", re.ASCII)
-TIER_RULE = "expected s3://bucket/folder or file:///folder, without a slash at the end"
+TIER_RULE = (
+    "expected s3://bucket/folder or file:///folder, in ASCII letters, digits and . _ = + - alone, "
+    "without a slash at the end"
+)
 NO_TIER = "none"
 """The tier of a log that stays on bookies whatever the namespace says."""
 
@@ -517,12 +520,12 @@ class LogSettings(
             value=self.tier,
             rule="expected none with encrypted=True: an encrypted log stays on bookies",
         )
+        is_known, known = self.table in (None, "delta", "iceberg"), "expected delta or iceberg"
         require(
-            condition=self.table is None
-            or (self.table in ("delta", "iceberg") and self.tier_url is not None),
+            condition=is_known and (self.table is None or self.tier_url is not None),
             key="table",
             value=self.table,
-            rule="expected delta or iceberg, with a tier of its own, or nothing: no table",
+            rule="expected a tier of the log's own" if is_known else f"{known}, or nothing",
         )
         require(
             condition=self.retention_s is None or self.retention_s > 0,

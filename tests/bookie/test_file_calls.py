@@ -6,6 +6,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,12 +76,14 @@ def test_a_file_system_without_full_syncs_gets_plain_ones(
     monkeypatch.setattr(file_calls, "_FULL_SYNC", FULL_SYNC)
     monkeypatch.setattr(fcntl, "fcntl", command)
     monkeypatch.setattr(os, "fsync", synced.append)
-    with (tmp_path / "file").open("wb") as file:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
         for _ in range(3):
-            file_calls.sync_data(file.fileno())
+            file_calls.sync_data(path, file.fileno())
         assert synced == [file.fileno()] * 3
-        with pytest.raises(BookieStorageError, match="cannot sync: Input/output error"):
-            file_calls.sync_file(file.fileno())
+        reason = f"cannot sync {re.escape(str(path))}: Input/output error"
+        with pytest.raises(BookieStorageError, match=reason):
+            file_calls.sync_file(path, file.fileno())
     assert len(synced) == 3
 
 
@@ -92,8 +95,9 @@ def test_where_fdatasync_is_missing_fsync_does_more(
     monkeypatch.setattr(file_calls, "_FULL_SYNC", None)
     monkeypatch.delattr(os, "fdatasync", raising=False)
     monkeypatch.setattr(os, "fsync", synced.append)
-    with (tmp_path / "file").open("wb") as file:
-        file_calls.sync_data(file.fileno())
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file_calls.sync_data(path, file.fileno())
         assert synced == [file.fileno()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import sys
@@ -62,6 +63,29 @@ def test_a_file_is_on_disk_once_it_was_written(
     file = tmp_path / "new" / "a.parquet"
     asyncio.run(StoredObjects().put_new(f"file://{file}", b"0123456789"))
     assert synced == [str(each) for each in (file, *file.parents)]
+
+
+def test_a_folder_above_that_may_not_be_read_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one with the mode 711: what is in it was there before, so none of it is to be synced."""
+    synced = []
+    open_, sync = os.open, os.fsync
+
+    def guarded(path: Path, *rest: int) -> int:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_(path, *rest)
+
+    def record(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "open", guarded)
+    monkeypatch.setattr(os, "fsync", record)
+    file = tmp_path / "own" / "new" / "a.parquet"
+    asyncio.run(StoredObjects().put_new(f"file://{file}", b"0123456789"))
+    assert synced == [str(each) for each in (file, file.parent, file.parent.parent)]
 
 
 def test_an_object_is_written_once_and_read_in_parts(place: tuple[Objects, str]) -> None:

@@ -200,9 +200,15 @@ def sync_file(file: Path) -> None:
     """Bring a file to disk, and its entries in all folders above, which may be new as well.
 
     The library leaves that to the system; a store over the network answers when it has done so.
+    Nothing is new in a folder that this user may pass and not read, nor above it.
     """
     for path in (file, *file.parents):
-        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except PermissionError:
+            if path == file:
+                raise
+            return
         try:
             os.fsync(descriptor)
         finally:

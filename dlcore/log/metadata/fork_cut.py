@@ -91,8 +91,9 @@ def cut_of(state: LogState, at: DLSN | None) -> ForkCut:
 
 def _how_to_tier(name: str) -> str:
     return (
-        f"dlog log settings {name} --set tier=s3://bucket/folder --set tier_after_s=0, and wait "
-        "for dlog autorecovery run (docs/tier.md)"
+        f"dlog log settings {name} --set tier=s3://bucket/folder --set tier_after_s=0, unless it "
+        "has a tier, and wait for dlog autorecovery run (docs/tier.md); dlog autorecovery status "
+        "says what keeps a worker from it"
     )
 
 

@@ -163,6 +163,10 @@ def restart_cluster(bookies: str | None, proxies: str | None, wait_s: float, *, 
             shlex.split(command)
         except ValueError as error:
             raise click.UsageError(f"{command!r} is no command: {error}") from error
+        if command.startswith("-"):  # the next option, which was taken for it
+            raise click.UsageError(
+                f"{command!r} is no command: expected one such as 'systemctl restart {{name}}'"
+            )
     if not any(commands.values()):
         raise click.UsageError("nothing to restart: give --bookies or --proxies")
     require_consent(yes=yes)

@@ -42,6 +42,8 @@ PATIENCE_S = 10.0
 _BATCH_ROWS = 8_192
 _LOGS_MAX = 20
 """Most tables of a statement."""
+_NO_MEMORY = "Out of Memory Error"
+"""DuckDB's text on a lack of memory begins so; Arrow makes an `OSError` of one between rows."""
 
 
 def opened(endpoint: str, *, tls: TlsFiles | None, token: str | None) -> Namespace:
@@ -129,20 +131,23 @@ class Query:
 
     Raises:
         ConfigurationError: DuckDB refuses the statement; UnsupportedError: it is no query.
+        LogNotFoundError: it names a log that does not exist.
         DLError: a log may not be read, or cannot be.
         MemoryError: it takes more memory than it may.
     """
 
     def __init__(self, sql: str, namespace: Namespace, *, memory_bytes: int) -> None:
         self._tables: list[LogTable] = []
+        self._unknown: dict[str, DLError] = {}
         with self._told():
             connection = _connect(memory_bytes)
             registered: dict[str, str] = {}
             for name in _names_in(connection, sql):
                 try:
                     self._tables.append(LogTable(namespace, namespace.open_log(name)))
-                except (LogNotFoundError, InvalidLogNameError):
-                    continue  # a name within the statement, or DuckDB says that there is none
+                except (LogNotFoundError, InvalidLogNameError) as error:
+                    self._unknown[name] = error  # unless it is a name within the statement
+                    continue
                 other = registered.setdefault(name.lower(), name)
                 if other != name:
                     raise UnsupportedError(
@@ -167,7 +172,8 @@ class Query:
     def _told(self) -> Iterator[None]:
         """Raise errors of DuckDB as ours, and those of logs as they were.
 
-        DuckDB's text on a lack of memory names settings that its callers cannot reach.
+        DuckDB's text on a lack of memory names settings that its callers cannot reach, and the one
+        on an unknown table recommends tables of its own.
         """
         with missing_packages_explained():
             import duckdb
@@ -176,6 +182,11 @@ class Query:
         except duckdb.OutOfMemoryException as error:
             raise MemoryError from error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
+            if str(error).startswith(_NO_MEMORY):
+                raise MemoryError from error
+            for name, unknown in self._unknown.items():
+                if f"Table with name {name} does not exist" in str(error):
+                    raise unknown from error
             for each in self._tables:
                 if each.error is not None:
                     raise each.error from error

@@ -11,7 +11,7 @@ from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.metadata.store import persistently
 from dlcore.log.staging.commit import held_log
 from dlcore.ops.upkeep.expiry import complete_unowned
-from dlcore.ops.upkeep.strays import tier_urls
+from dlcore.ops.upkeep.strays import looked_into, tier_urls
 
 if TYPE_CHECKING:
     from dlcore.log.cold.table_format import TableForm
@@ -52,10 +52,12 @@ class Preparation:
             )
         for tier in await tier_urls(context):
             folder = f"{tier}/{context.cluster_id}/{self._log.log_id}"
+            with looked_into(tier):
+                forms = await _forms_in(context, folder)
             found += [
                 f"in {folder} is a table of the kind {form.kind} that does not follow the log any "
                 f"more: {form.remake} first"
-                for form in await _forms_in(context, folder)
+                for form in forms
                 if (tier, form.kind) != (settings.tier_url, settings.table)
             ]
         return tuple(found)

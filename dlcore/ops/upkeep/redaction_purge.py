@@ -19,7 +19,7 @@ from dlcore.log.metadata.store import persistently
 from dlcore.metadata.paths import is_number, unescape
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
-from dlcore.ops.upkeep.strays import delete_unnamed, tier_urls
+from dlcore.ops.upkeep.strays import delete_unnamed, looked_into, tier_urls
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 
 if TYPE_CHECKING:
@@ -187,11 +187,12 @@ class Purger:
         count, kept = 0, list[str]()
         for tier in await tier_urls(context):
             folder = f"{tier}/{context.cluster_id}/{self._log.log_id}"
-            guard = await self._guard(folder)
-            async for page in context.cold.objects.list_below(folder):
-                for start in range(0, len(page), _LEDGERS_AT_ONCE):
-                    urls = [each.url for each in page[start : start + _LEDGERS_AT_ONCE]]
-                    count += await delete_unnamed(context, urls, guard)
+            with looked_into(tier):
+                guard = await self._guard(folder)
+                async for page in context.cold.objects.list_below(folder):
+                    for start in range(0, len(page), _LEDGERS_AT_ONCE):
+                        urls = [each.url for each in page[start : start + _LEDGERS_AT_ONCE]]
+                        count += await delete_unnamed(context, urls, guard)
             kept += guard.kept
         if count:
             await context.store.multi([(await self.begun()).put(objects=count)])

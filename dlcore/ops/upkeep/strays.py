@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from dlcore.base.errors import ObjectStoreError
 from dlcore.base.isolating import Troubles
 from dlcore.ledger.metadata.values import LedgerMetadata
 from dlcore.log.metadata.store import persistently
@@ -19,7 +20,7 @@ from dlcore.metadata.paths import unescape
 from dlcore.metadata.stored import decode_or_tell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dlcore.log.context import LogContext
     from dlcore.metadata.port import Versioned
@@ -34,6 +35,20 @@ async def tier_urls(context: LogContext, *, fresh: bool = False) -> list[str]:
     """Return the URLs of the tiers that the cluster remembers, in no order."""
     names = await persistently(lambda: context.store.get_children(context.paths.tiers, fresh=fresh))
     return [unescape(each) for each in names or ()]
+
+
+@contextmanager
+def looked_into(tier: str) -> Iterator[None]:
+    """Tell why a tier must answer that is perhaps not the log's own, and what else helps."""
+    try:
+        yield
+    except ObjectStoreError as error:
+        raise ObjectStoreError(
+            f"tier {tier} must be looked into, since it may have objects of this log: {error}; see "
+            "dlog cluster tiers; once it is gone for good and no setting names it: dlog cluster "
+            f"forget-tier {tier}",
+            is_damaged=error.is_damaged,
+        ) from error
 
 
 async def delete_strays(context: LogContext, *, age_s: float) -> int:

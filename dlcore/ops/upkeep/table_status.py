@@ -108,7 +108,7 @@ def _folder(log: LogKey, tier: str | None, app_id: str) -> str:
 def _no_table(name: str, url: str) -> TableError:
     return TableError(
         f"log {name!r} has no table in {url}: its first cold segment makes one, if the log has "
-        "the setting `table`"
+        "the setting `table`; dlog autorecovery status says what keeps a worker from it"
     )
 
 

@@ -8,6 +8,7 @@ acknowledged are never told as written, and those that may be in the log never a
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.writing.put import PutService
     from dlcore.proxy.writing.rates import StreamRates
 
+logger = logging.getLogger(__name__)
 _WAIT_MAX_S = 120.0
 """A request is answered after this time, however long its client would wait."""
 _NEVER = timedelta(0)
@@ -55,6 +57,15 @@ _REASONS = {
     ErrorCode.out_of_order_sequence_number: "records before these are missing",
     ErrorCode.invalid_producer_epoch: "the producer has a later epoch",
 }
+_LOGGED = {
+    ErrorCode.corrupt_message,
+    ErrorCode.invalid_record,
+    ErrorCode.invalid_required_acks,
+    ErrorCode.message_too_large,
+    ErrorCode.policy_violation,
+    ErrorCode.unsupported_compression_type,
+}
+"""Refusals whose reason is logged: Java's client shows the text with the code, librdkafka not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,15 @@ class Producing:
             for topic in asked.topic_data
             for part in topic.partition_data
         ]
+        for topic_name, _, each in taken:
+            if isinstance(each, _Refused) and each.code in _LOGGED:
+                logger.info(
+                    "%s: records for topic %r are refused with %s: %s",
+                    entry.caller.account,
+                    topic_name,
+                    each.code.name.upper(),
+                    each.reason,
+                )
         wait_s = min(max(asked.timeout.total_seconds(), 0.0), _WAIT_MAX_S)
         return partial(self._answered, make, taken, steady_s() + wait_s)
 

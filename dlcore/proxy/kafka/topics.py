@@ -11,7 +11,8 @@ import re
 from functools import lru_cache
 from hashlib import blake2b
 
-from dlcore.base.errors import LogNotFoundError
+from dlcore.base.errors import InvalidLogNameError, LogNotFoundError
+from dlcore.base.ids import validate_log_name
 
 _ESCAPED = re.compile(r"/_|[^A-Za-z0-9_-]")
 _KEPT_COUNT, _KEPT_LENGTH_MAX = 1024, 1024
@@ -57,7 +58,12 @@ def _log_of(topic: str) -> str | None:
         log = found.decode()
     except UnicodeDecodeError:
         return None
-    return log if end == len(topic) and topic_of(log) == topic else None
+    if end != len(topic) or topic_of(log) != topic:
+        return None
+    try:
+        return log if validate_log_name(log) == log else None
+    except InvalidLogNameError:
+        return None
 
 
 _kept_log_of = lru_cache(_KEPT_COUNT)(_log_of)

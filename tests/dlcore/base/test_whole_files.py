@@ -89,7 +89,9 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path: Path) ->
     folder = tmp_path / "cluster"
     command = ["secure", "init", str(folder), "--uri", "distributedlog://zk/dlog"]
     ended = subprocess.run(
-        [sys.executable, "-c", f"{LIMIT}; {COMMAND}", *command],
+        # -B: the limit would cut off bytecode that is written on the way, which every later
+        # import fails to read.
+        [sys.executable, "-B", "-c", f"{LIMIT}; {COMMAND}", *command],
         capture_output=True,
         text=True,
         check=False,

@@ -82,6 +82,7 @@ def test_a_running_proxy_takes_the_settings_of_its_cluster(
     [
         ((), "nothing to restart: give --bookies or --proxies"),
         (("--bookies", "say 'x"), "is no command: No closing quotation"),
+        (("--bookies", "--yes"), "'--yes' is no command: expected one such as 'systemctl"),
         (("--bookies", "true"), "--yes is required"),
     ],
 )

@@ -42,6 +42,7 @@ def test_what_is_shown_of_a_table(tmp_path: Path, table_kind: str) -> None:
         await scene.write(rows=10)
         before = await shown(scene)
         assert "has no table in" in before["error"]
+        assert "dlog autorecovery status says what keeps a worker" in before["error"]
         assert (before["format"], before["url"]) == (table_kind, scene.url)
         await scene.follow()
         await scene.write(rows=7)

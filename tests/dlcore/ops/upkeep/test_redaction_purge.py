@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from dlcore.base.errors import ConfigurationError, UnsupportedError
+from dlcore.base.errors import ConfigurationError, ObjectStoreError, UnsupportedError
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.ledger.metadata.erasing import Erased, Erasure
 from dlcore.log.cold.delta_format import before_last_checkpoint
@@ -20,12 +21,16 @@ from tests.dlcore.ops.upkeep.test_redactor import (
     CONFIG,
     NEEDLE,
     SCHEMA,
+    TIER,
     WRITING,
     Scene,
     on_scene,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from dlcore.log.cold.objects import ListedObject
     from dlcore.metadata.port import MetadataStore
 
 
@@ -74,6 +79,27 @@ def test_purging_removes_copies_of_records_that_the_log_has_no_more() -> None:
         assert (receipt.rows, receipt.left, receipt.is_purged) == (0, (), True)
         assert receipt.objects > 0
         assert not any(".parquet" in each for each in scene.copies())
+
+    on_scene(body)
+
+
+def test_a_tier_that_does_not_answer_is_told_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: an operator whose own tier answers learns why another one has to, before and after."""
+
+    async def body(scene: Scene) -> None:
+        async def refuse(url: str) -> AsyncGenerator[Sequence[ListedObject], None]:
+            if url.startswith(TIER):
+                raise ObjectStoreError(f"listing {url}: Permission denied")
+            yield ()
+
+        monkeypatch.setattr(scene.objects, "list_below", refuse)
+        told = f"tier {TIER} must .*Permission denied; see dlog cluster tiers.*forget-tier {TIER}"
+        with pytest.raises(ObjectStoreError, match=told):
+            await (await scene.redactor()).redact()
+        receipt = await (await scene.redactor(where="name = 'nobody'")).redact(purge=True)
+        assert re.search(told, "; ".join(receipt.left))
 
     on_scene(body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -76,6 +77,35 @@ def test_librdkafka_writes(codec: str) -> None:
         assert await values_of(await opened(served, "team/clicks")) == values
 
     with_proxies("team/clicks")(scenario)
+
+
+def test_a_topic_that_no_log_can_have_is_told_at_once() -> None:
+    """And not as an outage, after which a client asks again and again, for its other topics too."""
+
+    async def scenario(served: Proxies) -> None:
+        address = await started(served)
+        hurried = {"topic.metadata.propagation.max.ms": 0}
+        for topic in ("a..b", "nothing"):
+            told = await asyncio.to_thread(sent, address, topic, [b"lost"], **hurried)
+            assert [error.code() for error, _ in told] == [NO_TOPIC]
+
+    with_proxies("a")(scenario)
+
+
+def test_the_proxy_logs_why_it_refused_records(caplog: pytest.LogCaptureFixture) -> None:
+    """The client's own log has only a code, such as INVALID_RECORD."""
+
+    async def scenario(served: Proxies) -> None:
+        async with raw(await started(served)) as client:
+            keyed = batch(body_of([(b"key", b"value", [])]), 1)
+            assert await client.produce("a", keyed) == (INVALID, -1)
+            assert await client.produce("a", records(b"value")) == (0, 0)
+            assert await client.produce("nothing", records(b"value")) == (NO_TOPIC, -1)
+
+    with caplog.at_level(logging.INFO, producing.logger.name):
+        with_proxies("a")(scenario)
+    (line,) = [each for each in caplog.messages if "are refused" in each]
+    assert "topic 'a' are refused with INVALID_RECORD: log 'a' is a log of bytes" in line
 
 
 def test_what_comes_again_is_not_written_again() -> None:

@@ -55,6 +55,12 @@ def test_topics_of_no_log(topic: str) -> None:
     assert log_of(topic) is None
 
 
+@pytest.mark.parametrize("topic", ["a..b", "a.", ".a", "..", "._2ea", "._20"])
+def test_topics_of_names_that_no_log_may_have(topic: str) -> None:
+    """An empty component, a dot or a slash at the beginning, a space."""
+    assert log_of(topic) is None
+
+
 def test_numbers_of_nodes() -> None:
     """They are positive numbers of 31 bits, the same for the same location."""
     numbers = {node_of(f"grpc://host-{each}:4190") for each in range(1000)}
