@@ -113,8 +113,7 @@ def _cold(spark: SparkSession, snapshot: LogSnapshot, urls: list[str], wanted: A
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
-    is_typed = "value" not in wanted.names or "log" not in wanted.names
-    prefix = "_" if is_typed else ""
+    prefix = "" if snapshot.schema is None else "_"
     made = {prefix + name for name in _MADE_OF}
     own = [field for field in wanted.fields if field.name not in made]
     positions = cast("StructType", StructType.fromDDL(_POSITIONS))

@@ -1,125 +1,40 @@
 """Goal: no kill and no lost answer puts a record into a table twice, or leaves one out.
 
-Method: workers are processes, killed at each step of theirs, and at each request to an S3 server;
-readers of Delta or Iceberg, and of dlog, compare what they see after each.
+Method: workers are processes, killed at each request to an S3 server; readers of Delta or Iceberg,
+and of dlog, compare what they see after each.  `tests/spark/test_table.py` kills at each step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
-from dlcore import LogConfig, LogSettings, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.ids import DLSN
 from dlcore.ops.upkeep.worker import LogUpkeep
-from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.http_relay import http_relay
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.s3 import s3_server
-from tests.fixtures.table_readers import own_catalog, table_view
+from tests.fixtures.table_logs import ROWS, TYPED, Logs, work_on
+from tests.fixtures.table_readers import own_catalog
 from tests.fixtures.tier_worker import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.http_relay import HttpRelay
     from tests.fixtures.shell import Shell
 
 pytestmark = pytest.mark.integration
 
-WRITING = LogConfig(quorum=QuorumConfig(), entry_bytes=5_000)
-ROWS = 300
-STEPS_MAX = 70
-STRIDE = amount(1, sampled=12)
 REQUESTS_MAX = amount(60, sampled=8)
 TIME_LIMIT_S = amount(1700, sampled=280)
-BYTES = pa.schema([("txid", pa.int64()), ("value", pa.binary())])
-TYPED = pa.schema([("fare", pa.int64()), ("city", pa.string())])
-
-
-class Logs:
-    """Logs with tables, and how much was written to them."""
-
-    def __init__(
-        self, namespace: DirectNamespace, tier: str, kind: str, schemas: dict[str, pa.Schema]
-    ) -> None:
-        self.namespace = namespace
-        self.kind = kind
-        self.tier = tier
-        self.schemas = schemas
-        self.written = 0
-        self.first = 0
-        self.tables = 0
-
-    async def start(self) -> None:
-        """Make the logs."""
-        settings = LogSettings(tier=self.tier, tier_after_s=0, table=self.kind)
-        for name, schema in self.schemas.items():
-            if await self.namespace.log_exists(name):
-                await self.namespace.delete_log(name)
-            typed = None if schema is BYTES else schema
-            await self.namespace.create_log(name, config=WRITING, settings=settings, schema=typed)
-
-    async def write(self) -> None:
-        """Write a segment to each."""
-        numbers = range(self.written, self.written + ROWS)
-        for name, schema in self.schemas.items():
-            log = await self.namespace.open_log(name, config=WRITING)
-            columns = [pa.array(numbers), pa.array([b"%09d" % each * 5 for each in numbers])]
-            batch = pa.RecordBatch.from_arrays(columns, names=schema.names).cast(schema)
-            async with await log.open_writer() as writer:
-                for start in range(0, ROWS, 100):
-                    await writer.write_batch(batch.slice(start, 100))
-        self.written += ROWS
-
-    async def truncate(self) -> None:
-        """Drop the oldest segment of each."""
-        for name in self.schemas:
-            log = await self.namespace.open_log(name)
-            first = (await log.get_log_segments())[0]
-            await log.truncate(DLSN(first.lssn + 1, 0, 0))
-        self.first += ROWS
-
-    async def check(self, *, whole: bool = False) -> None:
-        """Require that each row is in the table or in the log after its end, once and in order."""
-        context = self.namespace.log_context
-        for name, schema in self.schemas.items():
-            log = await self.namespace.open_log(name, config=WRITING)
-            key = "sequence_id" if schema is BYTES else "_sequence_id"
-            columns = [key, schema.names[0]]
-            written = await (await log.read(columns=columns)).to_arrow()
-            assert written[key].to_pylist() == list(range(self.first, self.written))
-            log_id = (await context.logs.find(name)).log_id
-            url = f"{self.tier}/{context.cluster_id}/{log_id}"
-            table = table_view(self.kind, url, name)
-            if table is None:
-                assert not whole
-                continue
-            self.tables += 1
-            rows = table.rows()
-            ids = rows["_sequence_id"].to_pylist()
-            assert ids == sorted(set(ids))
-            boundary = DLSN(*divmod(table.number(), 2**32), 0)
-            tail = (await (await log.read(start=boundary, columns=columns)).to_arrow())[key]
-            assert [each for each in ids if each >= self.first] + tail.to_pylist() == list(
-                range(self.first, self.written)
-            )
-            value = pc.cast(rows[schema.names[-1]], pa.binary()).to_pylist()
-            assert value == [b"%09d" % each * 5 for each in ids]
-            if whole:
-                assert ids == list(range(self.first, self.written))
-                assert table.ids() == ids
 
 
 @pytest.fixture
@@ -129,6 +44,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, H
     A test that wants a table takes it first: the server of a catalog writes to it, too.
     """
     with s3_server(tmp_path / "s3") as server:
+        print(f"the server is {server.program}")
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         with http_relay(server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")) as relay:
@@ -145,40 +61,6 @@ def kind(table_kind: str) -> str:
 def snapshots_of(name: str) -> list[int]:
     """Return the ids of the snapshots of an Iceberg table, oldest first."""
     return [each.snapshot_id for each in own_catalog().load_table(("dlog", name)).snapshots()]
-
-
-async def _work(logs: Logs, step: int) -> asyncio.subprocess.Process:
-    """Start a worker, which loads only what its tables need: to load costs more than to work."""
-    command = [LOADED_PYTHON, "-m", "tests.fixtures.table_worker", logs.namespace.uri, logs.kind]
-    command += [str(step), *logs.schemas]
-    return await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL)
-
-
-@pytest.mark.timeout(1800)  # some seconds for each step, with --full
-def test_a_worker_that_is_killed_at_each_step(sandbox: Sandbox, tmp_path: Path, kind: str) -> None:
-    """Segments come and go meanwhile; in the end both tables have all."""
-    tier = f"file://{tmp_path}/tier"
-    run_in_own_time(asyncio.wait_for(_kill_at_each_step(sandbox.uri, tier, kind), TIME_LIMIT_S))
-
-
-async def _kill_at_each_step(uri: str, tier: str, kind: str) -> None:
-    async with await open_namespace(uri) as namespace:
-        logs = Logs(namespace, tier, kind, {"table-clicks": BYTES, "table-rides": TYPED})
-        await logs.start()
-        ends = []
-        for number, step in enumerate(range(1, STEPS_MAX, STRIDE)):
-            await logs.write()
-            if number % 3 == 2:
-                await logs.truncate()
-            ends.append(await (await _work(logs, step)).wait())
-            await logs.check()
-        assert set(ends) <= {0, -signal.SIGKILL}
-        killed = ends.count(-signal.SIGKILL)
-        print(f"{kind}: {killed} workers were killed at steps")
-        assert killed > len(ends) // 3
-        assert await (await _work(logs, 0)).wait() == 0
-        await logs.check(whole=True)
-        assert logs.tables > 2
 
 
 @pytest.mark.timeout(1800)
@@ -200,7 +82,7 @@ async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay, kind: str
             await logs.write()
             if number % 5 == 4:
                 await logs.truncate()
-            worker = await _work(logs, 0)
+            worker = await work_on(logs, 0)
             # Writes of a round: an object, a commit, which for Iceberg is three of metadata, and
             # now and then a checkpoint.
             at = number // 2 % 4 if kind == "delta" else number // 2 * 2 % 9
@@ -212,7 +94,7 @@ async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay, kind: str
         killed = ends.count(-signal.SIGKILL)
         print(f"{kind}: {killed} workers were killed at requests")
         assert killed
-        assert await (await _work(logs, 0)).wait() == 0
+        assert await (await work_on(logs, 0)).wait() == 0
         await logs.check(whole=True)
         assert logs.tables > 1
 

@@ -125,6 +125,9 @@ def test_a_table_of_a_log_of_bytes_and_of_one_that_spark_does_not_know(
     tier(logs.uri, log)
     both = dlspark.table(spark, logs.uri, log), logs.frame(log=log)
     assert_df_equality(*both, ignore_nullable=True, ignore_metadata=True)
+    some = dlspark.table(spark, logs.uri, log, columns="value,sequence_id")
+    rows = [(bytes(row.value), row.sequence_id) for row in some.collect()]
+    assert sorted(rows, key=lambda row: row[1]) == [(b"%d" % n, n) for n in range(50)]
     odd = f"{log}-odd"
     settings = LogSettings(tier=f"file://{tmp_path}/tier", tier_after_s=0)
     schema = pa.schema([("took", pa.duration("us"))])
