@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 import dlspark
-from benchmarks.cold import CONFIG, many_flights, scans, tier_all
+from benchmarks.cold import CONFIG, QUESTION, many_flights, scans, tier_all
 from benchmarks.figures import Figure, Target
 from benchmarks.logs import CpuCost, drop_log
 from benchmarks.spark import spark_session
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from dlcore.ops.sandbox.cluster import Sandbox
 
@@ -53,7 +53,9 @@ def table_union(sandbox: Sandbox, folder: Path) -> list[Figure]:
 
     There is no Delta for this Spark, which therefore reads the files that `deltalake` lists.
     The first figure is of a question asked again of the same frames; the second one has the call
-    of `dlspark.table`, and that of `deltalake` and `spark.read.parquet`.
+    of `dlspark.table`, and that of `deltalake` and `spark.read.parquet`.  Two more are of the frame
+    whose columns the option `columns` names, as Spark tells no Python source which ones a question
+    needs.  The last two are of the cold rows beside a Python source of one row: what Spark costs.
     """
     table = many_flights()
     tail_rows = int(table.num_rows * TAIL_SHARE)
@@ -75,13 +77,37 @@ def table_union(sandbox: Sandbox, folder: Path) -> list[Figure]:
         def ours() -> DataFrame:
             return dlspark.table(spark, sandbox.uri, log)
 
+        def named() -> DataFrame:
+            return dlspark.table(spark, sandbox.uri, log, columns=",".join(QUESTION))
+
         def alone() -> DataFrame:
             return spark.read.parquet(*DeltaTable(table_in(tiers[whole])).file_uris())
 
-        figures = scans("table_union", ours, alone, rows=table.num_rows, ratio=0.8)
+        def cold() -> DataFrame:
+            return spark.read.parquet(*DeltaTable(table_in(tiers[log])).file_uris())
+
+        def beside_one_row() -> DataFrame:
+            return cold().select(*QUESTION).unionByName(_one_row(spark))
+
+        rows = table.num_rows
+        figures = [
+            *scans("table_union", ours, alone, rows=rows, ratio=0.8),
+            *scans("table_union_columns", named, alone, rows=rows, ratio=0.8),
+            *scans("table_union_floor", beside_one_row, alone, rows=rows, ratio=0.8, alike=False),
+        ]
     for each in tiers:
         drop_log(sandbox.uri, each)
     return figures
+
+
+def _one_row(spark: SparkSession) -> DataFrame:
+    """Return a row of a Python source that does nothing else, with the columns of the question."""
+    source = spark.read.format("bench_noop").options(
+        rows=1, value_bytes=1, partitions=1, batch_rows=1, columns="txid"
+    )
+    key, *summed = QUESTION
+    columns = (f"string(txid) AS {key}", *(f"txid AS {each}" for each in summed))
+    return source.load().selectExpr(*columns)
 
 
 def table_freshness(sandbox: Sandbox, folder: Path) -> list[Figure]:
