@@ -26,6 +26,7 @@ from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sync import ScanRange, open_namespace, scan
 from dlcore.transport.client import WireBookieClient
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.served_bookie import frame_of, run
 from tests.fixtures.tls_cluster import REPOSITORY, TlsCluster, tls_cluster
 from tests.fixtures.waiting import wait_until
@@ -146,7 +147,7 @@ def test_a_capability_is_used_in_another_process(
         "print(payloads(part, TlsFiles(ca=sys.argv[1])))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, nameless.ca],
+        [LOADED_PYTHON, "-c", program, nameless.ca],
         cwd=REPOSITORY,
         input=ScanRange.pack([part]),
         capture_output=True,

@@ -20,6 +20,7 @@ from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.encrypted import write_keys
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.pages import blocks_of
 from tests.fixtures.proxies import proxy_process
 from tests.fixtures.shell import Shell
@@ -185,5 +186,5 @@ writer.write(LogRecord({2 * NOW_MS}, {SECRET!r}))
 writer.flush()
 os._exit(7)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=False)
+    done = subprocess.run([LOADED_PYTHON, "-c", program], cwd=REPOSITORY, check=False)
     assert done.returncode == 7
