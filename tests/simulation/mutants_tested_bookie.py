@@ -59,7 +59,7 @@ def the_oldest_copy_counts() -> Iterator[None]:
 
 
 @caught_by(
-    "bookie/test_upkeep_races.py::test_what_a_ledger_used_again_is_told_holds_after_a_restart"
+    "bookie/test_upkeep_races.py::test_fence_and_lac_of_a_ledger_used_again_hold_after_a_restart"
 )
 def a_revival_forgets_the_fence() -> Iterator[None]:
     """#870: a ledger that was thought deleted and is in use again takes adds of its old writer.
@@ -241,7 +241,7 @@ def a_repair_is_tried_once() -> Iterator[None]:
         yield
 
 
-@caught_by("bookie/test_repair.py::test_entries_that_nobody_needs_are_forgotten")
+@caught_by("bookie/test_repair.py::test_entries_that_no_ledger_needs_are_forgotten")
 def damage_beyond_the_end_is_sought_for_ever() -> Iterator[None]:
     """Section 5: entries that never became part of their ledger are asked for without end."""
     with patch.object(DamageLog, "forget_entry", lambda *_, **__: None):
