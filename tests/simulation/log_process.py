@@ -110,7 +110,7 @@ class LogProcess:
         self.world.trace.note(self.name, what)
 
     def merger(self) -> LogMerger:
-        """Return a merger that asks nobody."""
+        """Return a merger that asks no one."""
         namespace = self.namespace
         return LogMerger(namespace._context, namespace._owner, policy=MERGE_POLICY, bytes_per_s=1e6)
 
@@ -120,5 +120,5 @@ class LogProcess:
         return LogUpkeep.of(self.namespace, UPKEEP_OF_TIERS if has_tier else UPKEEP)
 
     def tierer(self) -> LogTierer:
-        """Return a tierer that asks nobody."""
+        """Return a tierer that asks no one."""
         return LogTierer(self.namespace._context, self.namespace._owner, UPKEEP_OF_TIERS)
