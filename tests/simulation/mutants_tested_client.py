@@ -377,7 +377,7 @@ def publishing_does_not_wait() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_lac.py::test_the_lac_is_told_without_a_following_entry")
+@caught_by(f"{_LEDGER}/test_lac.py::test_the_lac_is_sent_without_a_following_entry")
 def a_lac_waits_for_the_next_entry() -> Iterator[None]:
     """Section 1.4: readers see an entry when another one follows it."""
     with patch.object(LacPublication, "publish", lambda *_: []):

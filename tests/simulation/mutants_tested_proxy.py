@@ -54,7 +54,7 @@ _LET_GO = "test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of"
 _BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order"
 
 
-@caught_by(f"{_ACKS}::test_nothing_is_told_before_it_is_durable")
+@caught_by(f"{_ACKS}::test_nothing_is_acknowledged_before_it_is_durable")
 def an_acknowledgement_is_sent_before_it_is_durable() -> Iterator[None]:
     """What was accepted counts as durable."""
     accepted = StreamAcks.accepted

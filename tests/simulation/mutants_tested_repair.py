@@ -260,7 +260,7 @@ def absence_is_loss() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_audit.py::test_nobody_is_lost_while_nobody_is_registered")
+@caught_by(f"{_ROOM}/test_audit.py::test_no_bookie_is_lost_while_none_is_registered")
 def a_restored_metadata_store_loses_everybody() -> Iterator[None]:
     """Section 5.8: when no bookie at all is registered, all of them are lost."""
     look = BookieAudit.look
