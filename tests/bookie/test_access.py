@@ -260,8 +260,8 @@ def test_a_stream_ends_with_its_capability(is_renewed: bool) -> None:
         assert refusals(bench.handle(Signal.FLUSH)) == {1: DENIED}
 
 
-def test_a_refused_capability_gives_nothing_and_the_reason_is_told() -> None:
-    """Signed by nobody that is known, or for too long."""
+def test_a_refused_capability_grants_nothing_and_the_error_says_why() -> None:
+    """Its signer is unknown, or its lifetime is too long."""
     bench = Restricted()
     stranger = Signer(new_private_key()).sign([of(ALL_RIGHTS)], expires_s=int(bench.now_s))
     bench.take(Authorize(stranger))

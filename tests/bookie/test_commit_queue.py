@@ -276,7 +276,7 @@ def test_a_storage_that_closes_does_not_wait_for_space() -> None:
 
 
 def test_nothing_is_written_after_a_failure() -> None:
-    """Goal: the first failure is the one that is told, and nothing follows it."""
+    """Goal: the queue reports its first failure only, and writes nothing after it."""
     bench = Bench()
     bench.accept(10)
     bench.handle(Signal.TURN)

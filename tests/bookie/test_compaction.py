@@ -364,7 +364,7 @@ def test_one_bad_entry_and_one_bad_footer_stop_nothing() -> None:
     run(main())
 
 
-def test_damage_to_what_nobody_needs_is_no_damage() -> None:
+def test_a_damaged_entry_of_a_deleted_ledger_does_not_stop_compaction() -> None:
     """Goal: a file whose damaged entry is of a deleted ledger is compacted like any other."""
 
     async def main() -> None:
@@ -530,7 +530,7 @@ def test_a_read_only_bookie_frees_space_by_compaction() -> None:
 def test_a_disk_that_fills_up_meanwhile_gets_no_copies() -> None:
     """Goal: room is looked at again before each copy, not only when a file is chosen.
 
-    Method: somebody else takes all the space right after the choice.
+    Method: another program takes all the space right after the choice.
     """
 
     async def main() -> None:

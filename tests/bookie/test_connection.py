@@ -55,7 +55,7 @@ async def still_works(end: RawEnd) -> None:
 def test_a_defect_has_an_answer_and_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception that nobody thought of fails its request as unknown, not the connection."""
+    """An unexpected exception fails its request as unknown, not the connection."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served, raw_connection(served.address) as end:
@@ -154,7 +154,7 @@ def test_an_add_that_the_storage_gave_up_is_unknown(
 
 
 def test_signs_of_life_and_cancels_of_what_is_over(tmp_path: Path) -> None:
-    """A PING has its PONG; a PONG that nobody asked for, and a CANCEL too late, are no mistake."""
+    """A PING has its PONG; an unrequested PONG and a CANCEL that comes too late are allowed."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served, raw_connection(served.address) as end:
@@ -195,7 +195,7 @@ def test_a_read_that_waits_is_cancelled(tmp_path: Path) -> None:
 def test_a_connection_that_is_lost_as_a_message_begins_takes_nothing_along(
     tmp_path: Path,
 ) -> None:
-    """What the message waits for, room or the disk, comes when nobody wants it any more."""
+    """The message waits for room or the disk, and gets it when its client is gone."""
 
     async def scenario() -> None:
         async with serve(tmp_path, read_bytes_max=200_000) as served:
@@ -273,8 +273,8 @@ def test_a_bookie_that_shuts_down_refuses_what_writes_and_who_follows(tmp_path: 
     run(scenario)
 
 
-def test_who_does_not_shake_hands_in_time_is_told_so(tmp_path: Path) -> None:
-    """Though it is not silent."""
+def test_a_client_without_a_timely_handshake_gets_an_error(tmp_path: Path) -> None:
+    """The bookie sends an error and disconnects the client, though the client is not silent."""
 
     async def scenario() -> None:
         async with (

@@ -112,7 +112,7 @@ BAD: dict[str, tuple[list[Event], str]] = {
         ],
         "the name a in '' is not synced",
     ),
-    "a name that nobody reads": (
+    "a name that no process reads": (
         [Created("", "1.log.tmp", LOG), NamesSynced(""), wrote(0, b"entry"), Synced(LOG), ENTRY],
         "no file holds it",
     ),

@@ -69,7 +69,7 @@ def test_what_waits_goes_on_as_a_task() -> None:
 
 
 def test_the_error_of_a_task_is_its_own() -> None:
-    """Nobody else gets it."""
+    """No other caller gets it."""
 
     async def scenario() -> None:
         async def work() -> None:

@@ -1,6 +1,6 @@
 """Erasures: after the answer no file has a byte of a ledger that is gone.
 
-The ledgers' bytes are told apart by their bodies, which are searched for in all files of the disk,
+The ledgers' bytes differ in their bodies, which the tests search in all files of the disk,
 with what lies behind the ends of files, and in files that are kept to be used again.
 """
 
@@ -146,7 +146,7 @@ def test_an_unused_storage_is_erased() -> None:
     run(main())
 
 
-def test_what_cannot_be_erased_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_says_what_cannot_be_erased(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: unproven deletions, want of space, damage, and a disk that does not seal."""
 
     async def main() -> None:
@@ -174,7 +174,7 @@ def test_what_cannot_be_erased_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_brake_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: ledgers that nobody named are not deleted faster than otherwise."""
+    """Goal: an erasure does not hasten the deletion of other ledgers."""
 
     async def main() -> None:
         async with open_storage(MemoryDisk(), CONFIG) as storage:
@@ -254,7 +254,7 @@ def test_a_request_is_answered_once_with_the_reason_if_it_must_wait() -> None:
 
 
 def test_failures_are_answers_and_another_disk_is_asked_again() -> None:
-    """Goal: nobody waits without a reason; an answer of an earlier disk counts for that one."""
+    """Goal: no one waits without a reason; an answer counts only for the disk that gave it."""
 
     async def scenario() -> None:
         async with bench() as one:

@@ -15,10 +15,10 @@ from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_
 from tests.simulation.loop import run
 
 
-def test_a_lac_told_while_its_ledger_is_collected_harms_no_other() -> None:
+def test_a_lac_written_while_its_ledger_is_collected_harms_no_other() -> None:
     """Goal: what waits to be logged never names a ledger that is forgotten.
 
-    Method: tell the LAC of a ledger that is just being dropped, and then one of a living ledger.
+    Method: write the LAC of a ledger that is just being dropped, and then one of a living ledger.
     """
     config = small_config(
         file_bytes_max=400, settle_interval_s=0.01, garbage=GarbageConfig(age_ms=1000)
@@ -35,11 +35,11 @@ def test_a_lac_told_while_its_ledger_is_collected_harms_no_other() -> None:
                     await storage.writes.add_entry(make_frame(ledger_id, entry_id))
             await storage.upkeep.collect_garbage(is_deleted)
             clock.now += 1000
-            told = storage.writes.write_lac(1, 2)
+            written = storage.writes.write_lac(1, 2)
             report = await storage.upkeep.collect_garbage(is_deleted)
             # Marks between slow adds may have filled a file more.
             assert report.files_deleted >= 1
-            assert told.done()
+            assert written.done()
             await storage.writes.write_lac(2, 11)
         async with open_storage(disk, config, clock=clock) as storage:
             assert await storage.reads.read_lac(2, fence=False) == 11
@@ -90,16 +90,16 @@ def test_a_lac_shares_the_flush_of_the_add_that_follows() -> None:
         async with open_storage(disk, small_config(lac_delay_s=3600.0)) as storage:
             await storage.writes.add_entry(make_frame(1, 0))
             steps = disk.device.steps
-            told = storage.writes.write_lac(1, 0)
+            written = storage.writes.write_lac(1, 0)
             await asyncio.sleep(0.01)
-            assert not told.done()
+            assert not written.done()
             assert disk.device.steps == steps
             await storage.writes.add_entry(make_frame(1, 1))
-            assert told.done()
+            assert written.done()
             assert disk.device.steps == steps + 2
-            told = storage.writes.write_lac(1, 1)
+            written = storage.writes.write_lac(1, 1)
             assert await storage.reads.read_lac(1, fence=True) == 1
-            assert told.done()
+            assert written.done()
 
     run(main())
 

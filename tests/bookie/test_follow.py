@@ -67,7 +67,7 @@ def test_updates_follow_the_lac() -> None:
     run(main())
 
 
-def test_a_fence_is_told_once_it_is_durable() -> None:
+def test_followers_learn_of_a_fence_once_it_is_durable() -> None:
     """Goal: the follower learns that it must look at the metadata."""
 
     async def main() -> None:
@@ -124,7 +124,7 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
     run(main())
 
 
-def test_an_entry_that_is_written_and_not_synced_is_told_to_nobody() -> None:
+def test_an_entry_that_is_written_and_not_synced_reaches_no_follower() -> None:
     """Goal: the newest entry, which is looked for first and in memory, waits for its sync too."""
 
     async def main() -> None:
@@ -222,12 +222,12 @@ async def nothing_comes_and_close(updates: Updates) -> None:
 
 
 def test_news_that_an_add_brings_does_not_wait_for_its_write() -> None:
-    """Goal: what an add confirms is on disk already, so followers are told before it is written."""
+    """Goal: what an add confirms is on disk already, so followers get it before the add."""
 
     async def main() -> None:
         async with open_storage(MemoryDisk()) as storage:
             await storage.writes.add_entry(make_frame(1, 0))
-            unwritten: list[int] = []  # when they are told
+            unwritten: list[int] = []  # when they get the update
             commits = storage.core.log.commits
             end = storage.followers.watch(1, lambda: unwritten.append(commits.queue.pending_bytes))
             adding = storage.writes.add_entry(make_frame(1, 1, last_add_confirmed=0))
@@ -240,7 +240,7 @@ def test_news_that_an_add_brings_does_not_wait_for_its_write() -> None:
 
 
 def test_followers_end_with_the_storage() -> None:
-    """Goal: nobody waits for a storage that is closed or failed."""
+    """Goal: no follower waits for a storage that is closed or failed."""
 
     async def main() -> None:
         disk = MemoryDisk()
@@ -274,7 +274,7 @@ def may_come(stream: FollowStream) -> bool:
 
 
 def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
-    """Goal: one look per update; but an end that came before the last update is told after it."""
+    """Goal: one look per update; but an end that came before the last update is sent after it."""
 
     async def main() -> None:
         disk = MemoryDisk()
@@ -313,7 +313,7 @@ def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_stream_that_has_all_is_told_of_the_storages_end(is_closed: bool) -> None:
+def test_a_stream_that_sent_all_entries_learns_that_the_storage_ended(is_closed: bool) -> None:
     """Goal: a follower does not wait for a new entry that cannot come any more."""
 
     async def main() -> None:

@@ -57,7 +57,7 @@ async def fill(storage: LedgerStorage) -> None:
 
 
 class CountingDisk(MemoryDisk):
-    """Counts how often somebody asks for its space."""
+    """Counts how often its space is asked for."""
 
     looks = 0
 

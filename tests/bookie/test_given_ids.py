@@ -94,7 +94,7 @@ async def opened(
 
 @pytest.mark.parametrize("made_up", [16, HIGHEST])
 def test_an_id_that_was_never_given_is_refused_and_leaves_nothing(made_up: int) -> None:
-    """Goal: neither a fence nor an add nor a LAC makes a bookie know a ledger that nobody made."""
+    """Goal: no fence, add or LAC makes a bookie know a ledger that was never made."""
 
     async def scenario() -> None:
         async with opened(Counter(16)) as storage:
@@ -205,7 +205,7 @@ def test_without_an_answer_of_the_metadata_nothing_is_known() -> None:
 def test_a_metadata_store_that_hangs_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Goal: the client is told in time that nothing is known."""
+    """Goal: the client gets an error in time that says that nothing is known."""
 
     async def scenario() -> None:
         monkeypatch.setattr("bookie.membership.given_ids._READ_TIMEOUT_S", 0.01)

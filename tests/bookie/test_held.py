@@ -14,7 +14,7 @@ from tests.simulation.loop import run
 
 
 def test_what_is_not_durable_is_not_held() -> None:
-    """Goal: nobody counts an entry that a crash would take."""
+    """Goal: no reader counts an entry that a crash would lose."""
 
     async def main() -> None:
         async with open_storage(MemoryDisk(latency_s=lambda: 0.01)) as storage:

@@ -38,7 +38,7 @@ ONE_IN = 16
 def killed(
     scenario: str, prepared: Path, folder: Path, *, power: bool = False
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Run a scenario to each of its steps; return the folders it left, and what it was told.
+    """Run a scenario to each of its steps; yield its folders, and what it was promised.
 
     With `power` that is lost, too, in another way at each step.
     """
@@ -48,7 +48,7 @@ def killed(
     one_in = 2 * ONE_IN if power else ONE_IN
     steps = map(str, sample(range(1, STEPS_MAX), STEPS_MAX // one_in))
     subprocess.run([*command, str(prepared), str(folder), *steps], check=True, cwd=ROOT)
-    for path in folder.glob("*.told"):
+    for path in folder.glob("*.promised"):
         if power:
             rng = random.Random(path.stem)
             take_power(path.with_suffix(""), path.with_suffix(".unsynced"), rng)
@@ -65,10 +65,10 @@ def last_of(steps: list[tuple[Path, list[str]]]) -> int:
     return max(map(number_of, steps))
 
 
-def promised_by(told: list[str]) -> Acknowledged:
-    """Return what the rolling process was told."""
+def promised_by(lines: list[str]) -> Acknowledged:
+    """Return what the storage promised to the rolling process."""
     promised = Acknowledged()
-    for line in told:
+    for line in lines:
         kind, number = line.split()
         if kind == "fence":
             promised.fenced.add(int(number))
@@ -99,14 +99,14 @@ async def check(directory: Path, promised: Acknowledged) -> None:
 
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power lost"])
 def test_killed_while_files_fill_and_are_sealed(tmp_path: Path, power: bool) -> None:
-    """Goal: what was told before any step is there after it."""
+    """Goal: what was promised before a step is there after it."""
     (tmp_path / "empty").mkdir()
     steps = list(killed("roll", tmp_path / "empty", tmp_path / "rolled", power=power))
     assert last_of(steps) > killed_steps.BATCHES * 2
 
     async def main() -> None:
-        for directory, told in steps:
-            await check(directory, promised_by(told))
+        for directory, lines in steps:
+            await check(directory, promised_by(lines))
 
     asyncio.run(main())
     assert max(len(list(directory.glob("*.log"))) for directory, _ in steps) >= 3
@@ -120,8 +120,8 @@ def test_killed_while_it_replays_and_repairs(tmp_path: Path, power: bool) -> Non
     """
     (tmp_path / "empty").mkdir()
     rolled = killed("roll", tmp_path / "empty", tmp_path / "rolled")
-    *_, (prepared, told) = sorted(rolled, key=number_of)
-    promised = promised_by(told)
+    *_, (prepared, lines) = sorted(rolled, key=number_of)
+    promised = promised_by(lines)
     files = sorted(prepared.glob("*.log"))
     files[0].write_bytes(files[0].read_bytes()[:-20])
     files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")

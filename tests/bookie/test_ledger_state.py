@@ -33,7 +33,7 @@ def test_files_tell_where_entries_may_be() -> None:
 
 
 def test_the_last_add_confirmed_only_rises() -> None:
-    """Also by entries that carry an older one; followers are told only when it moved."""
+    """An entry that carries an older one changes nothing; followers get it only when it moved."""
     state = LedgerState()
     assert state.note_entry(4, 3)
     assert not state.note_entry(5, 3)

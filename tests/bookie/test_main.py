@@ -102,7 +102,7 @@ def test_it_is_refused_without_the_checks_that_guard_the_data(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("ends_by", ["signal", "parent"])
-def test_it_serves_until_it_is_told_to_stop(
+def test_it_serves_until_a_signal_or_its_parents_end(
     zookeeper: EmbeddedZooKeeper,
     zookeeper_root: str,
     tmp_path: Path,

@@ -142,20 +142,20 @@ def test_a_lost_sector_fails_reads_until_it_is_written() -> None:
 
 
 def test_a_crash_at_a_step_tells_who_runs_there() -> None:
-    """The crash has happened when it is told, and is told once."""
+    """The callback is called once, and after the crash."""
 
     async def main() -> None:
         disk = MemoryDisk()
         file = await disk.create("a", [b"1"])
-        told: list[int] = []
-        disk.device.on_crash = lambda: told.append(disk.device.steps)
+        steps: list[int] = []
+        disk.device.on_crash = lambda: steps.append(disk.device.steps)
         disk.device.crash_at_step = disk.device.steps + 2
         with pytest.raises(BookieStorageError):
             await file.append([b"2"])
-        assert len(told) == 1
+        assert len(steps) == 1
         with pytest.raises(BookieStorageError):
             await file.append([b"3"])
-        assert len(told) == 1
+        assert len(steps) == 1
 
     asyncio.run(main())
 

@@ -66,7 +66,7 @@ def test_what_was_written_and_refused_is_counted() -> None:
 
 
 def test_a_full_disk_is_a_check_that_fails() -> None:
-    """The state is the one that the cluster is told."""
+    """The check has the state that the bookie's registration has."""
 
     async def scenario() -> None:
         disk = MemoryDisk()

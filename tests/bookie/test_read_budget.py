@@ -147,7 +147,7 @@ def test_what_is_free_is_never_less_than_nothing(
 
 
 def test_an_entry_that_no_room_suffices_for_is_refused() -> None:
-    """And nothing stays taken; what fails likewise."""
+    """Neither it nor a read that fails keeps bytes of the budget."""
 
     async def main() -> None:
         budget = ReadBudget(MAX, on_wait=lambda: None)
@@ -168,8 +168,8 @@ def test_an_entry_that_no_room_suffices_for_is_refused() -> None:
     run(main())
 
 
-def test_nobody_gives_what_was_not_taken() -> None:
-    """Else what is held would be more than it may be."""
+def test_bytes_that_were_not_taken_cannot_be_given_back() -> None:
+    """Otherwise reads could hold more bytes than the limit."""
     budget = ReadBudget(MAX, on_wait=lambda: None)
     for size in (-1, 1):
         with pytest.raises(ValueError, match="bytes given back of 0 taken"):

@@ -53,7 +53,7 @@ def test_a_path_that_cannot_be_a_directory_is_a_configuration_error(tmp_path: Pa
 
 
 def test_leftovers_of_an_interrupted_creation_are_removed(tmp_path: Path) -> None:
-    """Goal: a temporary file is nobody's data."""
+    """Goal: a temporary file holds no data of a client."""
     (tmp_path / "0000000002.log.tmp").write_bytes(b"half a header")
 
     async def main() -> None:

@@ -1,7 +1,7 @@
 """Large payloads that are not whole: so much of them at once, in turn, and a holder goes on.
 
 Goal: clients that send parts of adds cost a bookie a bounded memory, all of them together, and hold
-up nobody for long.  Method: the budget itself, and a bookie whose clients stop in the middle.
+up no other client.  Method: the budget itself, and a bookie whose clients stop in the middle.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_who_stops_in_the_middle_is_given_up_while_others_wait(
 ) -> None:
     """Nothing comes any more, or a byte now and then: that connection ends, the other add is taken.
 
-    While nobody waits, it may take its time.
+    While no client waits, it may take its time.
     """
     monkeypatch.setattr(service_module, "_RELIEF_INTERVAL_S", 0.02)
     monkeypatch.setattr(service_module, "_STALL_S_MAX", 100.0 if trickles else 0.1)
@@ -168,10 +168,10 @@ def test_a_connection_that_ended_is_freed_without_the_collector(tmp_path: Path) 
     run(scenario)
 
 
-def test_memory_is_given_back_once_nobody_has_waited_for_long(
+def test_memory_is_given_back_once_no_client_has_waited_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each time that somebody had to wait, once; not while others wait again."""
+    """It is given back once after each wait of a client, and not while others wait again."""
     monkeypatch.setattr(service_module, "_RELIEF_INTERVAL_S", 0.01)
     monkeypatch.setattr(service_module, "_CALM_S", 0.05)
     given: list[float] = []
@@ -203,7 +203,7 @@ def test_memory_is_given_back_once_nobody_has_waited_for_long(
 def test_memory_is_given_back_after_a_client_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for those that leave together: nobody waited, but their requests took memory."""
+    """It is given back once for all that leave together: none waited, but all took memory."""
     monkeypatch.setattr(service_module, "_CALM_S", 0.05)
     given: list[object] = []
 

@@ -375,7 +375,7 @@ def test_a_restart_on_the_same_port_does_not_lean_on_the_old_session() -> None:
 
 
 def test_a_change_of_space_never_unregisters() -> None:
-    """The node is set in its place: it keeps its session, and nobody sees the bookie gone."""
+    """The node is set in its place: it keeps its session, and no client sees the bookie gone."""
 
     async def scenario() -> None:
         tree, store, _ = await connect()
@@ -387,14 +387,14 @@ def test_a_change_of_space_never_unregisters() -> None:
         first = await store.get(path)
         assert first is not None
 
-        async def is_told(free_bytes: int) -> bool:
+        async def is_set(free_bytes: int) -> bool:
             node = await store.get(path)
             assert node is not None
             return decode(BookieRegistration, node.value, source="/here").free_bytes == free_bytes
 
         for free_bytes in (60, 50):
             one.registrar.set_space(DiskSpace(free_bytes=free_bytes, total_bytes=100))
-            await until_async(lambda free_bytes=free_bytes: is_told(free_bytes))  # type: ignore[misc]
+            await until_async(lambda free_bytes=free_bytes: is_set(free_bytes))  # type: ignore[misc]
         last = await store.get(path)
         assert last is not None
         assert last.version == first.version + 2  # a new node would start at 0
@@ -430,7 +430,7 @@ def test_a_lost_reply_to_a_change_of_space_is_harmless() -> None:
         one = Registered(tree)
         await one.registrar.register(is_read_only=False, patience_s=0)
 
-        async def is_told(free_bytes: int) -> bool:
+        async def is_set(free_bytes: int) -> bool:
             node = await store.get(PATHS.bookie_available(BOOKIE.name))
             return (
                 node is not None
@@ -440,7 +440,7 @@ def test_a_lost_reply_to_a_change_of_space_is_harmless() -> None:
         for free_bytes, applied in ((60, True), (50, False)):
             one.store.lose_next_reply(applied=applied)
             one.registrar.set_space(DiskSpace(free_bytes=free_bytes, total_bytes=100))
-            await until_async(lambda free_bytes=free_bytes: is_told(free_bytes))  # type: ignore[misc]
+            await until_async(lambda free_bytes=free_bytes: is_set(free_bytes))  # type: ignore[misc]
         assert not one.conflicts
         await one.registrar.aclose()
         await one.store.aclose()
@@ -481,7 +481,7 @@ def test_another_incarnation_under_the_name_is_waited_out_or_refused() -> None:
 
 
 def test_a_defect_of_the_registrar_ends_the_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would keep it registered any more, and nobody would know."""
+    """Otherwise its registration would end, and no one would notice."""
 
     async def scenario() -> None:
         tree, store, _ = await connect()

@@ -204,7 +204,7 @@ def test_a_holder_that_does_not_answer_delays_no_other_entry() -> None:
     run(main())
 
 
-def test_entries_that_nobody_needs_are_forgotten() -> None:
+def test_entries_that_no_ledger_needs_are_forgotten() -> None:
     """Goal: a deleted ledger, and an entry behind the end of a closed one, need no repair."""
 
     async def main(*, is_deleted: bool) -> None:

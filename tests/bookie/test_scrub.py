@@ -263,7 +263,7 @@ def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
 
 
 def test_what_is_damaged_on_a_real_disk_is_found() -> None:
-    """Goal: as it is in the file now, not as somebody read it before."""
+    """Goal: the scrub reads the file on the device, not the kernel's cached copy of it."""
 
     async def main(directory: Path) -> None:
         disk = RealDisk(directory)

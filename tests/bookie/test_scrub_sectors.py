@@ -89,7 +89,7 @@ def test_only_what_lies_in_a_lost_sector_is_damaged(entry_id: int) -> None:
 
 
 @pytest.mark.parametrize("also", ["a lost sector", "a damaged header"])
-def test_without_a_footer_nothing_behind_the_damage_can_be_told(also: str) -> None:
+def test_without_a_footer_records_behind_the_damage_are_unknown(also: str) -> None:
     """Nothing is guessed: no footer is made of half of the records, and the file stays known."""
 
     async def main() -> None:

@@ -396,7 +396,7 @@ def test_a_storage_that_fails_during_the_start_ends_the_start(tmp_path: Path) ->
 
 
 def test_a_storage_that_fails_later_ends_the_bookie(tmp_path: Path) -> None:
-    """Its first error is the bookie's; before, clients are told when its disk is full."""
+    """Its first error is the bookie's; clients get an error before that when its disk is full."""
 
     async def scenario() -> None:
         tree = MemoryTree()
@@ -482,7 +482,7 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
     run(scenario)
 
 
-def test_a_ledger_that_nobody_made_stops_no_garbage_collection(tmp_path: Path) -> None:
+def test_a_ledger_that_was_never_made_stops_no_garbage_collection(tmp_path: Path) -> None:
     """Goal: requests with ids out of the blue leave nothing, and garbage goes as before."""
 
     async def scenario() -> None:
@@ -501,7 +501,7 @@ def test_a_ledger_that_nobody_made_stops_no_garbage_collection(tmp_path: Path) -
 
 
 async def refuses(client: WireBookieClient, bookie: BookieId, ledger_id: int) -> None:
-    """See that a bookie takes nothing of a ledger that nobody made."""
+    """See that a bookie takes nothing of a ledger that was never made."""
     reason = f"ledger {ledger_id} was never created"
     with pytest.raises(BadRequestError, match=reason):
         await client.read_lac(bookie, ledger_id=ledger_id, fence=True)

@@ -93,7 +93,7 @@ def test_a_wrong_uri_is_refused_as_such() -> None:
 
 
 def test_files_of_tls_are_read_at_once(tmp_path: Path) -> None:
-    """One that is missing is named before the bookie starts; clients are asked unless told not."""
+    """A missing file is named before the start; clients need certificates by default."""
     issued = Authority(tmp_path).issue("bookie")
     files = {"tls_ca": issued.ca, "tls_cert": issued.cert, "tls_key": issued.key}
     config = BookieConfig.from_options({**REQUIRED, **files})

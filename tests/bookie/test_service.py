@@ -303,7 +303,7 @@ def test_many_connections_share_what_is_in_flight(tmp_path: Path, trusting: None
                 end = await stack.enter_async_context(raw_connection(served.address))
                 connection = list(service.connections)[-1]
                 end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))
-                while connection.session.intake.is_reading or connection.waits_for_turn:  # noqa: ASYNC110 - nobody tells
+                while connection.session.intake.is_reading or connection.waits_for_turn:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.001)
                 held.append(connection.session.writes.in_flight_bytes)
             assert service.bounds.in_flight_bytes == sum(held)
@@ -392,7 +392,7 @@ def test_single_entries_wait_for_a_client_that_takes_nothing(tmp_path: Path) -> 
             (connection,) = (each for each in served.service.connections if each._end._last_id == 0)
             end.writer.transport.pause_reading()  # type: ignore[attr-defined]
             end.send(*(ReadEntry(number, 1, 0, fence=False) for number in range(1, count + 1)))
-            while not connection.session.patience.is_stalled:  # noqa: ASYNC110 - nobody tells
+            while not connection.session.patience.is_stalled:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.001)
             for _ in range(100):
                 assert connection.socket.unsent_bytes < 5 * size
@@ -445,7 +445,7 @@ def test_small_adds_count_for_the_memory_that_they_take(tmp_path: Path, trusting
             async with raw_connection(served.address) as end:
                 (connection,) = served.service.connections
                 end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))
-                while connection.session.intake.is_reading:  # noqa: ASYNC110 - nobody tells
+                while connection.session.intake.is_reading:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.001)
                 assert 25 < len(taken) <= 32
                 assert not connection.session._has_room()

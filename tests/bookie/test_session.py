@@ -170,7 +170,7 @@ def test_a_turn_has_an_end() -> None:
 
 
 def test_a_turn_that_comes_later_stops_the_client() -> None:
-    """Goal: bytes that nobody has time for stay with the client."""
+    """Goal: bytes that the bookie has no time for stay with the client."""
     bench = Bench()
     assert bench.receive(Ping(1), Pong(7)) == [Call.TAKE_TURN]
     assert bench.handle(Signal.TURN_WAITS) == [Call.SET_READING]
@@ -262,8 +262,8 @@ def test_a_client_that_breaks_the_protocol_is_refused_after_its_answers() -> Non
     assert bench.handle(Tick(0, 1.0)) == [Abort("it was refused, and does not hang up")]
 
 
-def test_a_client_that_is_refused_with_nothing_in_flight_is_told_at_once() -> None:
-    """Goal: the reason, the end, and its bytes are thrown away."""
+def test_a_refused_client_with_nothing_in_flight_gets_the_error_at_once() -> None:
+    """Goal: the client gets the reason and the end, and its bytes are thrown away."""
     bench = Bench()
     effects = bench.take(Durable((1,)))
     assert refusals(effects) == {0: BadRequestError}

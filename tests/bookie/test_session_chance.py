@@ -244,7 +244,7 @@ class World:
             self.receive(request)
 
     def go_on(self) -> None:
-        """Do one thing that somebody waits for."""
+        """Do one thing that a request waits for."""
         rng, pick = self.rng, self.rng.randrange
         waiting = [each for each in (self.soon, self.writes, self.reads, self.stepping) if each]
         way = rng.choice(waiting) if waiting else None

@@ -216,7 +216,7 @@ def test_steps_of_one_iteration_are_bounded() -> None:
     assert streams.next_stream(is_stalled=False) is not None
 
 
-def test_patience_ends_with_silence_and_with_answers_that_nobody_takes() -> None:
+def test_patience_ends_with_silence_and_with_answers_that_no_client_takes() -> None:
     """A connection that is not read is not silent."""
     patience = Patience(bounds_of(), 0.0)
     assert patience.late_greeting(1.9) is None

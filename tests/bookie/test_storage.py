@@ -438,7 +438,7 @@ def test_a_read_error_concerns_that_read_only() -> None:
 
 
 def test_an_explicit_lac_only_rises_and_survives_a_clean_stop() -> None:
-    """Goal: the LAC is the highest of what entries carried and what was told."""
+    """Goal: the LAC is the highest of what entries and explicit writes carried."""
 
     async def main() -> None:
         disk = MemoryDisk()

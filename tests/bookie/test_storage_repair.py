@@ -298,8 +298,8 @@ def test_the_list_of_damage_is_bounded() -> None:
     run(main())
 
 
-def test_a_replacement_that_nobody_waits_for_may_fail() -> None:
-    """Goal: an add that was cancelled leaves nothing behind that somebody must look at.
+def test_a_replacement_that_no_caller_waits_for_may_fail() -> None:
+    """Goal: a cancelled add leaves no error behind that a caller must look at.
 
     Method: the virtual loop fails a run in which an error was never looked at.
     """

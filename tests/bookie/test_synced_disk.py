@@ -148,10 +148,10 @@ def test_a_new_folder_is_durable_and_so_are_those_that_it_is_in(
     asyncio.run(main())
 
 
-def test_a_sync_that_failed_is_told_and_leaves_the_change_unsynced(
+def test_a_failed_sync_raises_and_leaves_the_change_unsynced(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody may take what was written for durable then."""
+    """No caller may then take the written bytes for durable."""
 
     async def main() -> None:
         disk = await watched.opened()

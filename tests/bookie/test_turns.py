@@ -112,8 +112,8 @@ def test_a_defect_ends_one_connection_and_no_other() -> None:
     """The error is reported, and the queue goes on."""
 
     async def main() -> None:
-        told: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about))
+        logged: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: logged.append(about))
         turns, taken = Turns(), list[Client]()
         first, broken, last = (Client(turns, taken) for _ in range(3))
         first.sends(3)
@@ -122,7 +122,7 @@ def test_a_defect_ends_one_connection_and_no_other() -> None:
         await until(lambda: not (first.count or last.count))
         assert broken.is_aborted
         assert not first.is_aborted
-        assert len(told) == 1
+        assert len(logged) == 1
 
     run(main())
 
@@ -186,7 +186,7 @@ def test_the_distrusted_wait_for_a_turn_in_a_while() -> None:
     run(main())
 
 
-def test_the_distrusted_wait_also_if_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distrusted_clients_wait_also_when_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time between their turns is for others, which may come."""
     monkeypatch.setattr(module, "_DISTRUSTED_PAUSE_S", 3600.0)
 

@@ -85,19 +85,19 @@ async def add_all(storage: LedgerStorage, frames: Sequence[bytes], *, together: 
 
 async def state_of(storage: LedgerStorage) -> list[Any]:
     """Return all that a storage tells of its ledgers."""
-    told: list[Any] = []
+    answers: list[Any] = []
     for ledger_id in LEDGERS:
         try:
             listed = storage.reads.list_entries(ledger_id)
-            told.append([*listed, await storage.reads.read_lac(ledger_id, fence=False)])
-            told.append(await storage.reads.read_held(ledger_id))
+            answers.append([*listed, await storage.reads.read_lac(ledger_id, fence=False)])
+            answers.append(await storage.reads.read_held(ledger_id))
             for each in listed:
                 for entry_id in range(each.first_entry_id, each.last_entry_id + 1):
                     frame = await storage.reads.read_entry(ledger_id, entry_id, fence=False)
-                    told.append(bytes(frame))
+                    answers.append(bytes(frame))
         except BookieError as error:
-            told.append(type(error))
-    return told
+            answers.append(type(error))
+    return answers
 
 
 @settings(max_examples=amount(100, sampled=30))
@@ -119,8 +119,8 @@ def test_adds_in_runs_are_adds_one_by_one(
                     case ("add", ledger_id, back, count, wrong, even):
                         first = max(0, ends[ledger_id] - back // 4)
                         frames = frames_of(ledger_id, first, count, wrong, even=even)
-                        told = await add_all(one, frames, together=True)
-                        assert told == await add_all(other, frames, together=False), step
+                        answers = await add_all(one, frames, together=True)
+                        assert answers == await add_all(other, frames, together=False), step
                         ends[ledger_id] = max(ends[ledger_id], first + count)
                     case ("fence", ledger_id):
                         for storage in (one, other):
@@ -205,16 +205,16 @@ GROUPS = st.lists(
 async def added(
     disk: MemoryDisk, config: StorageConfig, groups: Sequence[Any], *, loses_power: bool
 ) -> tuple[list[tuple[int, int]], list[Any], list[Any]]:
-    """Add groups of entries; return which were told durable, in order, and the state after a start.
+    """Add groups of entries; return the acknowledged ones, in order, and the state after a start.
 
     The last value is what is counted and what the storage tells, before it is closed.
     """
-    told: list[tuple[int, int]] = []
+    acknowledged: list[tuple[int, int]] = []
     before: list[Any] = []
 
     def note(entry: tuple[int, int], done: asyncio.Future[None]) -> None:
         if done.exception() is None:
-            told.append(entry)
+            acknowledged.append(entry)
 
     async with open_storage(disk, config) as storage:
         ends, futures = dict.fromkeys(LEDGERS, 0), []
@@ -228,7 +228,7 @@ async def added(
             for _ in range(turns):
                 await asyncio.sleep(0)
         if loses_power:
-            before = list(told)  # what is told later is told of a device without power
+            before = list(acknowledged)  # later acknowledgements are of a device without power
             disk.crash()
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         if not loses_power:
@@ -240,7 +240,7 @@ async def added(
                 *await state_of(storage),
             ]
     async with open_storage(disk, config) as storage:
-        return told, await state_of(storage), before
+        return acknowledged, await state_of(storage), before
 
 
 @settings(max_examples=amount(100, sampled=30))
@@ -248,7 +248,7 @@ async def added(
 def test_what_is_written_at_once_is_what_is_queued(
     groups: list[Any], file_bytes: int, quick: list[bool]
 ) -> None:
-    """The same entries in the same files, told in the same order, and the same counts."""
+    """The same entries in the same files, acknowledged in the same order, and the same counts."""
     config = small_config(file_bytes_max=file_bytes, batch_bytes_max=300)
 
     async def main() -> None:
@@ -266,7 +266,7 @@ def test_what_is_written_at_once_is_what_is_queued(
 
 @settings(max_examples=amount(100, sampled=30))
 @given(GROUPS, FILES, st.lists(st.booleans(), min_size=1, max_size=5))
-def test_what_was_told_is_held_in_whichever_way_it_was_written(
+def test_acknowledged_entries_are_held_whichever_way_they_were_written(
     groups: list[Any], file_bytes: int, quick: list[bool]
 ) -> None:
     """After the power goes off, amid what is written at once and what waits behind it."""
@@ -276,9 +276,9 @@ def test_what_was_told_is_held_in_whichever_way_it_was_written(
         for pattern in (quick, [False]):
             disk = MemoryDisk(latency_s=lambda: 0)  # a turn of the loop for each step
             disk.device.is_quick = partial(next, cycle(pattern))
-            _, _, told = await added(disk, config, groups, loses_power=True)
+            _, _, acknowledged = await added(disk, config, groups, loses_power=True)
             async with open_storage(disk, config) as storage:
-                for ledger_id, entry_id in told:
+                for ledger_id, entry_id in acknowledged:
                     frame = await storage.reads.read_entry(ledger_id, entry_id, fence=False)
                     assert bytes(frame) == make_frame(ledger_id, entry_id, bytes(40))
 

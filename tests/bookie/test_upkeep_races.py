@@ -92,7 +92,7 @@ def test_damage_elsewhere_does_not_keep_a_damaged_file_open(is_idle: bool) -> No
 
 
 def test_a_fence_is_kept_by_a_ledger_that_is_deleted_while_an_entry_is_repaired() -> None:
-    """Goal: the replacement of a damaged entry brings back all that its ledger was told.
+    """Goal: the replacement of a damaged entry brings back the fence of its ledger.
 
     Method: the fence is in a file that goes while the damaged copy, in another, is looked at.
     """
@@ -273,7 +273,7 @@ def test_an_entry_added_again_revives_its_ledger() -> None:
     run(main())
 
 
-def test_what_a_ledger_used_again_is_told_holds_after_a_restart() -> None:
+def test_fence_and_lac_of_a_ledger_used_again_hold_after_a_restart() -> None:
     """Goal: fence and LAC are durable when they are answered, though their old file is gone.
 
     Method: ledger 1's fence and LAC are in a file that only deleted ledgers need; an entry of it is

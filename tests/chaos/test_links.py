@@ -99,7 +99,7 @@ def test_what_no_rule_concerns_passes() -> None:
     run(scenario())
 
 
-def test_an_unknown_caller_is_nobody() -> None:
+def test_an_unknown_caller_is_no_named_process() -> None:
     """Its process is none of those named."""
 
     async def scenario() -> None:

@@ -108,7 +108,7 @@ def test_failures_are_told_once_and_tried_again(caplog: pytest.LogCaptureFixture
     assert bench.stored == [("a", "1:2:0", "me")]
 
 
-def test_a_full_log_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_log_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The warning says how to make room."""
     bench = Bench(None)
     bench.is_full = True

@@ -190,7 +190,7 @@ def test_missing_log_at_the_start() -> None:
         reader_of(MadeUpSnapshots(None)).initialOffset()
 
 
-def test_start_equal_to_end_asks_nobody() -> None:
+def test_start_equal_to_end_takes_no_snapshot() -> None:
     """Spark does this for batches without data."""
     source = MadeUpSnapshots(None)
     assert reader_of(source).partitions(offset("2:5:0"), offset("2:5:0")) == []

@@ -322,7 +322,7 @@ def test_available_now_goes_on_without_a_log_that_vanishes(
         strict.batch()
 
 
-def test_losses_are_told_once_and_not_kept_for_ever(
+def test_losses_are_reported_once_and_not_kept_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That of a deleted log, which each look finds, and those of one that loses ever more."""

@@ -11,7 +11,7 @@ Promises, looked at in every state:
 
 * OnceEach: the records of an append are in the log at most once, and once if it was told so.
 * OwnersRecordsStay: each entry that the owner acknowledged is in the log.
-* NobodyWaitsForEver: a state in which nothing can happen has no append that waits.
+* No oneWaitsForEver: a state in which nothing can happen has no append that waits.
 
 `plan_append` asserts that no append enters beside an open extent.
 """
@@ -76,7 +76,7 @@ class Scope:
     crashes: int = 1
     """Of the owner, and of callers of appends."""
     timeouts: int = 1
-    """Turns that end because nobody used them in time."""
+    """Turns that end because no one used them in time."""
 
 
 SMALL = {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
     """Still in BookKeeper: "no such entry" leaves while the fence is on its way to disk."""
 
-    class Hasty(Bookie):
+    class Early(Bookie):
         def _read(self, request: Message, *, may_answer: bool) -> Sequence[Message]:
             if request.kind == "read" and self.find(request.entry_id) is None:
                 self.fence()
@@ -36,7 +36,7 @@ def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
                 return [self.answer(request)]
             return super()._read(request, may_answer=may_answer)
 
-    with patch.object(Protocol, "bookie_class", Hasty):
+    with patch.object(Protocol, "bookie_class", Early):
         yield
 
 

@@ -131,7 +131,7 @@ class Model:
         self.parts = Parts()
 
     def initial(self) -> State:
-        """Return where it begins: a log that nobody owns."""
+        """Return where it begins: a log that no one owns."""
         scope = self.scope
         clients = [
             ClientEnd(number, scope.records, is_named=scope.is_named)

@@ -424,7 +424,7 @@ class Protocol:
             told = self.parts.content(client).told
             stored = (metadata.last_entry_id, metadata.length_bytes)
             _require(
-                "EveryoneIsToldTheStoredEnd",
+                "EveryoneGetsTheStoredEnd",
                 told is None or (metadata.state is LedgerState.CLOSED and told == stored),
                 f"{told} was told, stored is {metadata.state.name} at {stored}",
             )
@@ -438,7 +438,7 @@ class Protocol:
         self._check_healing(state, max(acked, state.shown))
 
     def _check_healing(self, state: State, kept: int) -> None:
-        """With all bookies up and nobody else at work a recoverer closes the ledger, well."""
+        """With all bookies up and no one else at work a recoverer closes the ledger, well."""
         end = self._heal(state.register, state.bookies)
         _require(
             "AllAckedEntriesAreReadable",

@@ -61,7 +61,7 @@ class FaultAtlas:
 
 
 def _durable_size(file: str, disk: MemoryDisk, storage: LedgerStorage) -> int:
-    """Return the length of the part of a file whose damage is told from a torn write."""
+    """Return the length of the part of a file whose damage differs from a torn write."""
     number = file_number(file)
     if number is None or storage.core.log.unsealed.handle(number) is None:
         return disk.folder.size_of(file)

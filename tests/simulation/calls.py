@@ -1,7 +1,7 @@
 """Calls of Flight as they are seen above gRPC: messages in order both ways, an end, a cancellation.
 
 A message that the network loses is sent again after a while, and what was behind it waits; some are
-never made good, and neither side is told.  Few messages wait to be taken.  A caller of a dead
+never made good, and neither side is reported.  Few messages wait to be taken.  A caller of a dead
 process is refused, or hears nothing; so is a caller that was being served when it died.
 """
 
@@ -123,7 +123,7 @@ class Context:
         return "ipv4:127.0.0.1:1"
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what the call says beside its messages: nobody asks to be forwarded here."""
+        """Return what the call says beside its messages: no one asks to be forwarded here."""
         return ()
 
     async def write(self, message: Any) -> None:

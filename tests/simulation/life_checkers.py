@@ -79,7 +79,7 @@ class _Life:
     start: DLSN = DLSN.INITIAL
     """Where its first stored extent begins."""
     is_to_go: bool = False
-    """Somebody began to delete it."""
+    """A client began to delete it."""
 
     def kept_lately(self) -> list[Kept]:
         """Return the settings that a process which acts now may have read."""
@@ -91,8 +91,8 @@ class _Life:
 class LifeCheckers:
     """Judges the nodes of logs as they change.
 
-    `known` returns what is known of a log's records, `truncated` up to where somebody began to
-    truncate it, and `on_cut` is told that it is truncated up to a position.
+    `known` returns what is known of a log's records, `truncated` up to where a client began to
+    truncate it, and `on_cut` is called when it is truncated up to a position.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class LifeCheckers:
         return dict(sorted(self._names.values()))
 
     def on_delete(self, log_id: str) -> None:
-        """Somebody is going to delete a log."""
+        """A client is going to delete a log."""
         if log_id in self._lives:
             self._lives[log_id].is_to_go = True
 

@@ -98,7 +98,7 @@ class _Log:
     written_ms: dict[bytes, int] = field(default_factory=dict)
     """When they began to write it."""
     truncated: DLSN = DLSN.INITIAL
-    """The highest position that somebody began to truncate at, or up to which records were old."""
+    """The highest position that a client began to truncate at, or up to which records were old."""
 
 
 class LogCheckers:
@@ -142,7 +142,7 @@ class LogCheckers:
     # What is appended
 
     def on_append(self, append: AppendId, rows: Rows) -> None:
-        """Somebody is going to append these rows, or the same ones again."""
+        """A client is going to append these rows, or the same ones again."""
         if append not in self._appends:
             self._appends[append] = _Append(rows)
         assert self._appends[append].rows == rows
@@ -189,22 +189,22 @@ class LogCheckers:
     # What is written
 
     def new_writing(self, log_id: str, name: str) -> Writing:
-        """Begin to judge what one writer is told."""
+        """Begin to judge the answers that one writer gets."""
         return Writing(self._log(log_id, name), self._owners)
 
     # What is truncated
 
     def on_truncate(self, log_id: str, name: str, dlsn: DLSN) -> None:
-        """Somebody is going to truncate a log below a position."""
+        """A client is going to truncate a log below a position."""
         log = self._log(log_id, name)
         log.truncated = max(log.truncated, dlsn)
 
     def places(self, log_id: str) -> list[DLSN]:
-        """Return the positions that somebody read, ascending."""
+        """Return the positions that a reader read, ascending."""
         return sorted(self._logs[log_id].payloads) if log_id in self._logs else []
 
     def known(self, log_id: str) -> Mapping[bytes, tuple[DLSN, int, int, int]]:
-        """Return where the payloads are that somebody read, with all that was read of them."""
+        """Return where the payloads are that a reader read, with all that was read of them."""
         return self._log(log_id, "").places
 
     def acknowledged(self, log_id: str) -> DLSN | None:
@@ -216,7 +216,7 @@ class LogCheckers:
         return self._log(log_id, "").committed_end
 
     def truncated(self, log_id: str) -> DLSN:
-        """Return the highest position that somebody began to truncate at."""
+        """Return the highest position that a client began to truncate at."""
         return self._log(log_id, "").truncated
 
     # What is read
@@ -430,7 +430,7 @@ class LogCheckers:
         return [nodes[each].value for each in nodes if depth(each, self._paths.redactions) == 1]
 
     def leftovers(self) -> list[str]:
-        """Return what nobody needs and what is still there."""
+        """Return what no one needs and what is still there."""
         nodes, paths = self._tree.dump(), self._paths
         heads = [each for each in nodes if depth(each, paths.heads) == 2]
         needed = {each for head in heads for each in nodes_of_log(head, nodes)}
@@ -543,7 +543,7 @@ class Reading:
 
 
 class Writing:
-    """What one writer of a log is told of its records."""
+    """What one writer of a log learns of its records."""
 
     def __init__(self, log: _Log, owners: dict[bytes, set[str]]) -> None:
         self._log = log
@@ -574,7 +574,7 @@ class Writing:
         self.on_visible(dlsn)
 
     def on_never_sent(self, payloads: Sequence[bytes]) -> None:
-        """L1: nobody may read them."""
+        """L1: no one may read them."""
         for payload in payloads:
             require(
                 ONCE,

@@ -111,7 +111,7 @@ class Life:
     # Ends
 
     async def _seal(self, process: LogProcess) -> None:
-        """Seal a log that nobody writes to; replace one that is sealed."""
+        """Seal a log that no client writes to; replace one that is sealed."""
         await self._logs.sleep(self._rng.uniform(0.5, 2.0))
         log = await process.namespace.open_log(self._some_name(), config=process.config)
         if await log.is_end_of_stream_marked():

@@ -110,7 +110,7 @@ class LogProcess:
         self.world.trace.note(self.name, what)
 
     def merger(self) -> LogMerger:
-        """Return a merger that asks nobody."""
+        """Return a merger that asks no one."""
         namespace = self.namespace
         return LogMerger(
             namespace.log_context, namespace.staging_owner, policy=MERGE_POLICY, bytes_per_s=1e6
@@ -122,5 +122,5 @@ class LogProcess:
         return LogUpkeep.of(self.namespace, UPKEEP_OF_TIERS if has_tier else UPKEEP)
 
     def tierer(self) -> LogTierer:
-        """Return a tierer that asks nobody."""
+        """Return a tierer that asks no one."""
         return LogTierer(self.namespace.log_context, self.namespace.staging_owner, UPKEEP_OF_TIERS)

@@ -84,7 +84,7 @@ class Types:
             told = await log.update_schema(_schema_of(wanted), merge=merges)
         except SchemaMismatchError as error:
             require(GROWS, holds=not merges, message=f"{asked} cannot be added: {error}")
-            return  # somebody else added a column meanwhile
+            return  # another one added a column meanwhile
         process.note(f"log {TYPED} has {len(told)} columns, with {asked}")
         self._types.check_told({field.name: str(field.type) for field in told}, wanted)
 

@@ -55,7 +55,7 @@ class Writer:
             await session.leave()
 
     def payloads(self, log: str, count: int) -> list[bytes]:
-        """Return payloads that nobody else writes."""
+        """Return payloads that no one else writes."""
         self._count += count
         numbers = range(self._count - count, self._count)
         return [f"{self._name}/{each}/{log}".encode() for each in numbers]
@@ -142,7 +142,7 @@ class _Session:
 def answered(
     process: LogProcess, writing: Writing, payloads: list[bytes], future: asyncio.Future[DLSN]
 ) -> None:
-    """Judge what a writer is told of the records that it wrote at once."""
+    """Judge what a writer learns of the records that it wrote at once."""
     if future.cancelled() or not process.client.is_alive:
         return
     error = future.exception()

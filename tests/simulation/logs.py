@@ -1,7 +1,7 @@
 """Logs in a run: processes that append, merge, truncate, delete and read, and die at any request.
 
 Each process is a real `Namespace` over the simulated ports.  Appenders stage rows in two ledgers
-and commit them to some logs at once, until they are told that it is done, from process to process.
+and commit them to some logs at once, until they learn that it is done, from process to process.
 Writers compete with them for the same logs (see `log_writers.py`).
 Workers merge and sweep; one more merges without asking for a lock.  Readers and scanners give all
 they get to the checkers.  In the end everybody leaves in good order, a last worker tidies up, and
@@ -488,7 +488,7 @@ class Logs:
                 return
 
     async def _tidy_up(self, keeper: LogProcess) -> None:
-        """L5: merge and sweep, as the service does, until nothing is left that nobody needs."""
+        """L5: merge and sweep, as the service does, until nothing is left that no one needs."""
         upkeep = keeper.upkeep()
         deadline = self._world.loop.time() + _TIDYING_S_MAX
         for name in await keeper.namespace.get_logs():

@@ -66,7 +66,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     def _write_to_self(self) -> None:
-        """One thread: nobody has to be woken."""
+        """One thread: no one has to be woken."""
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
 ) -> tuple[T, VirtualLoop]:
     """Run `main` to its end on a fresh loop; return its result and the loop.
 
-    Tasks it leaves behind are cancelled; an error that nobody saw fails the run.
+    Tasks it leaves behind are cancelled; an error that no one saw fails the run.
     """
     loop = VirtualLoop(steps_max=steps_max, seconds_max=seconds_max)
     with _collecting_by_steps():
@@ -91,7 +91,7 @@ def run(
 def _collecting_by_steps() -> Iterator[None]:
     """Let Python collect garbage by the steps of a loop, and not by what was allocated before.
 
-    What is held weakly, as the logs that a proxy reads, goes with it, and generators that nobody
+    What is held weakly, as the logs that a proxy reads, goes with it, and generators that no one
     ended are ended by it: a seed would not give one order of events.
     """
     gc.disable()

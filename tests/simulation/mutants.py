@@ -148,7 +148,7 @@ def _lost_disks(plan: Plan) -> Plan:
 
 
 def _made_up_ledgers(plan: Plan) -> Plan:
-    """Ids that nobody was given, beside ledgers that are deleted."""
+    """Ids that no one was given, beside ledgers that are deleted."""
     return replace(_garbage(plan), faults=("deletion", "made-up ledger"))
 
 

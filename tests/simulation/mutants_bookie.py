@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
     """Still in BookKeeper: "no such entry" is answered while the fence is on its way to disk."""
 
-    async def hasty_lac(self: Reads, ledger_id: int, *, fence: bool) -> int:
+    async def early_lac(self: Reads, ledger_id: int, *, fence: bool) -> int:
         core = self._core
         if fence and core.reader.find_all(ledger_id, range(1000), bytes_max=MIB) == []:
             return _fence_soon(core, ledger_id).last_add_confirmed
         return await read_lac(self, ledger_id, fence=fence)
 
-    async def hasty_entry(
+    async def early_entry(
         self: Reads, ledger_id: int, entry_id: int, *, fence: bool, **more: int
     ) -> memoryview:
         if fence and self._core.reader.find(ledger_id, entry_id) is None:
@@ -48,8 +48,8 @@ def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
 
     read_lac, read_entry = Reads.read_lac, Reads.read_entry
     with (
-        patch.object(Reads, "read_lac", hasty_lac),
-        patch.object(Reads, "read_entry", hasty_entry),
+        patch.object(Reads, "read_lac", early_lac),
+        patch.object(Reads, "read_entry", early_entry),
     ):
         yield
 
@@ -67,10 +67,10 @@ def adds_are_answered_before_they_are_durable() -> Iterator[None]:
     """Section 4.2, `journalSyncData=false`: an add is answered when it is in the page cache."""
     add_entry = Writes.add_entry
 
-    def hasty(self: Writes, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
+    def early(self: Writes, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         return _answered_at_once(add_entry(self, frame, is_recovery=is_recovery))
 
-    with patch.object(Writes, "add_entry", hasty):
+    with patch.object(Writes, "add_entry", early):
         yield
 
 
@@ -79,10 +79,10 @@ def explicit_lacs_are_answered_before_they_are_durable() -> Iterator[None]:
     """Section 4.2: a LAC that a crash forgets was called known."""
     write_lac = Writes.write_lac
 
-    def hasty(self: Writes, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+    def early(self: Writes, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         return _answered_at_once(write_lac(self, ledger_id, last_add_confirmed))
 
-    with patch.object(Writes, "write_lac", hasty):
+    with patch.object(Writes, "write_lac", early):
         yield
 
 

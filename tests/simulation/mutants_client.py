@@ -83,7 +83,7 @@ def acks_during_an_ensemble_change() -> Iterator[None]:
     """#1591, #4651: entries are acknowledged while the change is not in the metadata yet."""
     confirm = LedgerAppender._confirm
 
-    def hasty(self: LedgerAppender) -> list[Effect]:
+    def early(self: LedgerAppender) -> list[Effect]:
         state = self.state
         if state is not AppenderState.CHANGING:
             return confirm(self)
@@ -93,7 +93,7 @@ def acks_during_an_ensemble_change() -> Iterator[None]:
             self.state = state
         return effects
 
-    with changes_at_once(), patch.object(LedgerAppender, "_confirm", hasty):
+    with changes_at_once(), patch.object(LedgerAppender, "_confirm", early):
         yield
 
 
@@ -350,7 +350,7 @@ def recovery_writes_back_to_one_bookie() -> Iterator[None]:
     """Section 3.1: a recovered entry counts as written back once any bookie holds it."""
     confirm = LedgerAppender._confirm
 
-    def hasty(self: LedgerAppender) -> list[Effect]:
+    def early(self: LedgerAppender) -> list[Effect]:
         if not self._is_recovery:
             return confirm(self)
         needed, self.window._ack_quorum_size = self.window._ack_quorum_size, 1
@@ -358,7 +358,7 @@ def recovery_writes_back_to_one_bookie() -> Iterator[None]:
         self.window._ack_quorum_size = needed
         return effects
 
-    with patch.object(LedgerAppender, "_confirm", hasty):
+    with patch.object(LedgerAppender, "_confirm", early):
         yield
 
 

@@ -81,7 +81,7 @@ def what_a_stranger_stored_is_ones_own() -> Iterator[None]:
 
 @contextlib.contextmanager
 def who_asks_again_is_a_stranger() -> Iterator[None]:
-    """What was done at an attempt that was not answered is taken for somebody else's."""
+    """What was done at an attempt that was not answered is taken for another one's."""
 
     async def forgetful(
         self: SubscriptionHold, position: DLSN, *, token: str, mark: Mark | None, timeout_s: float
@@ -138,7 +138,7 @@ def takers_begin_where_they_looked_first() -> Iterator[None]:
 
 @contextlib.contextmanager
 def positions_are_behind_what_was_received() -> Iterator[None]:
-    """What a reader holds, and nobody took, counts as read."""
+    """What a reader holds, and no one took, counts as read."""
     with patch.object(FlightRows, "position", property(lambda self: self._end)):
         yield
 

@@ -52,14 +52,14 @@ def one_look_proves_a_deletion() -> Iterator[None]:
 def files_are_dropped_with_their_first_ledger() -> Iterator[None]:
     """#4607, #950: a file goes when one of its ledgers is deleted, not when all are."""
 
-    async def hasty(self: SealedFiles) -> dict[int, int]:
+    async def early(self: SealedFiles) -> dict[int, int]:
         deleted = [each for each, state in self._ledgers.items() if state.is_deleted]
         numbers = {number for each in deleted for number in self._ledgers[each].files()}
         for state in self._ledgers.values():
             state.forget_files(numbers)
         return await self.drop(numbers, deleted)
 
-    with patch.object(SealedFiles, "drop_dead", hasty):
+    with patch.object(SealedFiles, "drop_dead", early):
         yield
 
 
@@ -78,7 +78,7 @@ def files_are_deleted_before_that_is_durable() -> Iterator[None]:
         async def flush(self) -> None:
             """Leave that to the next batch."""
 
-    class Hasty:
+    class Early:
         def __init__(self, log: EntryLog) -> None:
             self._log = log
             self.commits = Unflushed(log.commits)
@@ -86,14 +86,14 @@ def files_are_deleted_before_that_is_durable() -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._log, name)
 
-    async def hasty(
+    async def early(
         self: SealedFiles, numbers: Collection[int], ledger_ids: Iterable[int]
     ) -> dict[int, int]:
         log = self._log
-        with patch.object(self, "_log", Hasty(log)):
+        with patch.object(self, "_log", Early(log)):
             return await drop(self, numbers, ledger_ids)
 
-    with patch.object(SealedFiles, "drop", hasty):
+    with patch.object(SealedFiles, "drop", early):
         yield
 
 
@@ -133,13 +133,13 @@ def files_without_entries_are_garbage() -> Iterator[None]:
     """BOOKKEEPER-815: a file that holds nothing but fences and LACs is dropped."""
     drop_dead = SealedFiles.drop_dead
 
-    async def hasty(self: SealedFiles) -> dict[int, int]:
+    async def early(self: SealedFiles) -> dict[int, int]:
         empty = {load.number for load in await self.loads() if load.live_bytes == 0}
         for state in self._ledgers.values():
             state.forget_files(empty)
         return await drop_dead(self)
 
-    with patch.object(SealedFiles, "drop_dead", hasty):
+    with patch.object(SealedFiles, "drop_dead", early):
         yield
 
 
@@ -171,7 +171,7 @@ def ids_are_used_twice() -> Iterator[None]:
 
 @contextlib.contextmanager
 def any_ledger_id_is_believed() -> Iterator[None]:
-    """One fence with an id that nobody was given ends garbage collection for good."""
+    """One fence with an id that no one was given ends garbage collection for good."""
     with patch.object(GivenIds, "covers", lambda *_: True):
         yield
 
@@ -181,14 +181,14 @@ def new_ledgers_are_judged_by_an_old_look() -> Iterator[None]:
     """An id above those that were given at the last look is refused without another."""
     ask = GivenIds.ask
 
-    def hasty(self: GivenIds, ledger_id: int, need: Need) -> asyncio.Future[None]:
+    def early(self: GivenIds, ledger_id: int, need: Need) -> asyncio.Future[None]:
         if not self._next_id or ledger_id < self._next_id:
             return ask(self, ledger_id, need)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answer.set_exception(BadRequestError(f"ledger {ledger_id} was never created"))
         return answer
 
-    with patch.object(GivenIds, "ask", hasty):
+    with patch.object(GivenIds, "ask", early):
         yield
 
 

@@ -59,7 +59,7 @@ def renames_leave_the_old_name() -> Iterator[None]:
 
 @contextlib.contextmanager
 def renames_take_the_name_of_others() -> Iterator[None]:
-    """A log that has the new name loses it, and nobody can find it any more."""
+    """A log that has the new name loses it, and no one can find it any more."""
     plan_rename = changes.plan_rename
 
     def part(*about: Any) -> tuple[LogMetadata, tuple[Op, ...]]:
@@ -109,7 +109,7 @@ def segments_are_as_old_as_their_beginning() -> Iterator[None]:
 
 @contextlib.contextmanager
 def idle_logs_keep_their_last_segment() -> Iterator[None]:
-    """What nobody completes is never too old."""
+    """What no one completes is never too old."""
     with patch.object(expiry, "must_complete", lambda *_, **__: False):
         yield
 
@@ -136,7 +136,7 @@ def truncation_goes_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sealed_logs_grow() -> Iterator[None]:
-    """Nobody looks whether a log is sealed."""
+    """No one looks whether a log is sealed."""
     with patch.object(changes, "require_unsealed", lambda _: None):
         yield
 
@@ -217,7 +217,7 @@ def subscribers_begin_anew() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unanswered_positions_count_as_stored() -> Iterator[None]:
-    """A reader whose position was not stored is told that it was."""
+    """A reader whose position was not stored gets the answer that it was."""
     commit = SubscriptionHold.commit
 
     async def hopeful(self: SubscriptionHold, position: DLSN) -> None:

@@ -294,7 +294,7 @@ def readers_read_an_entry_twice_after_a_takeover() -> Iterator[None]:
 
 @contextlib.contextmanager
 def readers_are_caught_up_too_early() -> Iterator[None]:
-    """A reader is told that there is no more when nothing has arrived yet."""
+    """A reader gets the answer that there is no more when nothing has arrived yet."""
 
     async def nothing(_: Fetcher) -> bool:
         return False

@@ -74,10 +74,10 @@ def merged_ledgers_go_at_once() -> Iterator[None]:
     """Who reads by an older view of the log finds the ledgers gone while he reads."""
     drop_merged = staged.drop_merged
 
-    async def hasty(context: Any, *, grace_ms: int) -> int:
+    async def early(context: Any, *, grace_ms: int) -> int:
         return await drop_merged(context, grace_ms=0)
 
-    with patch.object(upkeep, "drop_merged", hasty):
+    with patch.object(upkeep, "drop_merged", early):
         yield
 
 
@@ -143,7 +143,7 @@ def assigned_transaction_ids_are_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_second_merge_is_not_noticed() -> Iterator[None]:
-    """A swap does not look whether somebody else has merged the segment meanwhile."""
+    """A swap does not look whether another one has merged the segment meanwhile."""
     is_there = swap.is_there
 
     def careless(at: Any, stored: Any, *, merges: int) -> bool:
@@ -224,7 +224,7 @@ def removals_are_not_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeated_appends_are_not_recognised() -> Iterator[None]:
-    """Whoever repeats a version, because a reply was lost, appends it once more."""
+    """A client that repeats a version, because a reply was lost, appends it once more."""
 
     def again(record: CommitRecord | None, **more: Any) -> Decision:
         decision = decide(record, **more)

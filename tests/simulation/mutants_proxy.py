@@ -50,7 +50,7 @@ _SOMEWHERE = DLSN(2**62, 0, 0)
 
 @contextlib.contextmanager
 def what_was_accepted_is_acknowledged() -> Iterator[None]:
-    """A client is told of its records before they are durable."""
+    """A client gets the acknowledgement of its records before they are durable."""
 
     def early(self: StreamAcks) -> Ack | None:
         durable = self._durable or Ack(0, DLSN.INITIAL)
@@ -114,7 +114,7 @@ def streams_end_well_without_what_they_dropped() -> Iterator[None]:
 
 @contextlib.contextmanager
 def tables_of_producers_are_not_rebuilt() -> Iterator[None]:
-    """A new owner knows nobody."""
+    """A new owner knows no one."""
     with patch.object(Producers, "restore", lambda *_, **__: None):
         yield
 
@@ -224,7 +224,7 @@ def rings_evict_nothing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logs_are_followed_for_ever() -> Iterator[None]:
-    """A log that nobody reads any more is followed all the same."""
+    """A log without readers is still followed."""
 
     @contextlib.contextmanager
     def follow(self: FollowedLogs, log: DirectLog, end: DLSN) -> Iterator[FollowedLog]:
@@ -290,7 +290,7 @@ def ranges_hold_what_is_behind_their_end() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def readers_are_told_to_go_on_at_the_next_segment() -> Iterator[None]:
+def readers_get_a_position_beyond_what_they_have() -> Iterator[None]:
     """The position beside a batch is beyond what the reader has."""
     message = RowView.message
 
@@ -323,7 +323,7 @@ MUTANTS = (
     more_is_acknowledged_than_was_sent,
     proxies_send_clients_to_themselves,
     ranges_hold_what_is_behind_their_end,
-    readers_are_told_to_go_on_at_the_next_segment,
+    readers_get_a_position_beyond_what_they_have,
     readers_join_at_the_end_of_a_ring,
     rings_evict_nothing,
     rings_join_runs_out_of_order,

@@ -69,7 +69,7 @@ def copies_are_counted_when_they_are_sent() -> Iterator[None]:
     missing_on = LedgerRepairer._missing_on
     copied: list[Any] = []
 
-    async def hasty(self: EntryCopier, ledger_id: int, lane: Any, *, target: Any) -> None:
+    async def early(self: EntryCopier, ledger_id: int, lane: Any, *, target: Any) -> None:
         copied.append((ledger_id, target))
         half = replace(lane, last_entry_id=max(lane.first_entry_id, lane.last_entry_id - 1))
         await copy(self, ledger_id, half, target=target)
@@ -80,7 +80,7 @@ def copies_are_counted_when_they_are_sent() -> Iterator[None]:
         return await missing_on(self, bookie, metadata, *about)
 
     with (
-        patch.object(EntryCopier, "copy", hasty),
+        patch.object(EntryCopier, "copy", early),
         patch.object(LedgerRepairer, "_missing_on", trust),
     ):
         yield

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def repeated_batches_have_other_identities() -> Iterator[None]:
-    """The identity of a batch is new in each commit, so that nobody knows it again."""
+    """The identity of a batch is new in each commit, so that no one knows it again."""
     committed_as, numbers = staging._committed_as, itertools.count()
 
     def unique(*about: Any) -> str:
@@ -59,7 +59,7 @@ def extents_are_in_the_order_of_messages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_stream_skips_old_batches() -> Iterator[None]:
-    """Who goes on from an old checkpoint is told that its batch is there."""
+    """A query that goes on from an old checkpoint gets the answer that its batch is there."""
     stream_identity = commit._stream_identity
 
     def lax(*about: Any, **more: Any) -> Any:

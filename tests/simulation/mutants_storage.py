@@ -60,12 +60,12 @@ def answered_before_it_is_written() -> Iterator[None]:
     """Call a batch durable when a thread begins to write it."""
     append = CommitQueue._append
 
-    def hasty(self: CommitQueue) -> list[Effect]:
+    def early(self: CommitQueue) -> list[Effect]:
         effects = append(self)
         assert self._current is not None
         return [Durable(self.durable_end + self._current.size, set()), *effects]
 
-    with patch.object(CommitQueue, "_append", hasty):
+    with patch.object(CommitQueue, "_append", early):
         yield
 
 

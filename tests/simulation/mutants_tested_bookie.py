@@ -59,7 +59,7 @@ def the_oldest_copy_counts() -> Iterator[None]:
 
 
 @caught_by(
-    "bookie/test_upkeep_races.py::test_what_a_ledger_used_again_is_told_holds_after_a_restart"
+    "bookie/test_upkeep_races.py::test_fence_and_lac_of_a_ledger_used_again_hold_after_a_restart"
 )
 def a_revival_forgets_the_fence() -> Iterator[None]:
     """#870: a ledger that was thought deleted and is in use again takes adds of its old writer.
@@ -99,7 +99,7 @@ def compaction_ignores_the_revived() -> Iterator[None]:
 def a_dead_file_is_dropped_though_it_is_in_use_again() -> Iterator[None]:
     """#4607: ledgers are looked at one after the other, and one of the first is in use again."""
 
-    async def hasty(self: SealedFiles) -> dict[int, int]:
+    async def early(self: SealedFiles) -> dict[int, int]:
         import asyncio
 
         dead = set(self._files)
@@ -112,7 +112,7 @@ def a_dead_file_is_dropped_though_it_is_in_use_again() -> Iterator[None]:
         await asyncio.sleep(0)
         return await self.drop(dead & self._files.keys(), deleted)
 
-    with patch.object(SealedFiles, "drop_dead", hasty):
+    with patch.object(SealedFiles, "drop_dead", early):
         yield
 
 
@@ -175,13 +175,13 @@ def garbage_has_no_age() -> Iterator[None]:
     """#870: two looks in a row prove a deletion, however close they are."""
     judge = GarbageJudge.judge
 
-    def hasty(self: GarbageJudge, *, now_ms: int, **about: Any) -> Any:
+    def early(self: GarbageJudge, *, now_ms: int, **about: Any) -> Any:
         self._suspicions = {
             key: each._replace(since_ms=now_ms - 10**9) for key, each in self._suspicions.items()
         }
         return judge(self, now_ms=now_ms, **about)
 
-    with patch.object(GarbageJudge, "judge", hasty):
+    with patch.object(GarbageJudge, "judge", early):
         yield
 
 
@@ -241,7 +241,7 @@ def a_repair_is_tried_once() -> Iterator[None]:
         yield
 
 
-@caught_by("bookie/test_repair.py::test_entries_that_nobody_needs_are_forgotten")
+@caught_by("bookie/test_repair.py::test_entries_that_no_ledger_needs_are_forgotten")
 def damage_beyond_the_end_is_sought_for_ever() -> Iterator[None]:
     """Section 5: entries that never became part of their ledger are asked for without end."""
     with patch.object(DamageLog, "forget_entry", lambda *_, **__: None):
@@ -320,7 +320,7 @@ def a_footer_is_made_of_what_is_left() -> Iterator[None]:
 
 @caught_by("bookie/test_scrub.py::test_a_damaged_footer_is_made_again")
 def damaged_footers_stay() -> Iterator[None]:
-    """Section 4.4: a footer that rots is found, and nobody makes it again."""
+    """Section 4.4: a footer that rots is found, and no one makes it again."""
 
     async def nothing(self: Scrubber, *about: Any) -> None:
         """Leave it."""

@@ -282,7 +282,7 @@ def a_follower_believes_a_silent_bookie() -> Iterator[None]:
 
 @caught_by(f"{_LEDGER}/test_follow.py::test_the_followed_bookie_is_believed_beside_what_it_pushed")
 def what_the_followed_bookie_pushes_is_all_it_knows() -> Iterator[None]:
-    """Section 1.4: a push that never came is never missed where nobody else knows the LAC."""
+    """Section 1.4: a push that never came is never missed where no one else knows the LAC."""
     answered = LedgerFollow._members_answered
 
     def by_others(self: LedgerFollow, answers: Sequence[tuple[BookieId, HeldEntries]]) -> Any:
@@ -377,7 +377,7 @@ def publishing_does_not_wait() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_lac.py::test_the_lac_is_told_without_a_following_entry")
+@caught_by(f"{_LEDGER}/test_lac.py::test_the_lac_is_sent_without_a_following_entry")
 def a_lac_waits_for_the_next_entry() -> Iterator[None]:
     """Section 1.4: readers see an entry when another one follows it."""
     with patch.object(LacPublication, "publish", lambda *_: []):
@@ -522,7 +522,7 @@ def every_failure_needs_the_metadata_store() -> Iterator[None]:
 
 @caught_by(f"{_LEDGER}/test_client.py::test_lost_replies_of_the_metadata_store_are_classified")
 def a_change_that_was_stored_is_not_recognised() -> Iterator[None]:
-    """Section 3.4: a writer whose own change was stored takes it for somebody else's."""
+    """Section 3.4: a writer whose own change was stored takes it for another one's."""
 
     async def write(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
         try:

@@ -51,7 +51,7 @@ def an_entry_is_of_any_log() -> Iterator[None]:
 
 @caught_by(f"{_ENTRIES}::test_each_altered_byte_is_noticed")
 def the_header_is_not_covered() -> Iterator[None]:
-    """Somebody else may say by which producers, or how many, the records are."""
+    """Another one may say by which producers, or how many, the records are."""
     with patch.object(encryption, "_covered", lambda _, __, log_id: log_id.encode()):
         yield
 

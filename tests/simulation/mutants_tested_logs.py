@@ -66,7 +66,7 @@ def a_lost_lock_suspends_nothing() -> Iterator[None]:
 
 @caught_by(f"{_CANCELLED}::test_an_interrupted_read_loses_and_repeats_nothing")
 def interrupted_reads_lose_what_had_come() -> Iterator[None]:
-    """Rows are handed over with the result, which nobody takes who is interrupted."""
+    """Rows are handed over with the result, which no one takes who is interrupted."""
 
     def take(self: LogReader, **wanted: Any) -> None:
         async def rows() -> list[Rows]:
@@ -157,7 +157,7 @@ def a_seal_deletes_what_another_completed() -> Iterator[None]:
 
 @caught_by("dlcore/log/test_ownership.py::test_the_lock_is_regained_when_nothing_happened")
 def a_lost_lock_is_taken_back_unseen() -> Iterator[None]:
-    """Whoever had the log meanwhile, and let it go again, is not noticed."""
+    """A client that had the log meanwhile, and let it go again, is not noticed."""
     attempt = Ownership._attempt
 
     def unguarded(self: Ownership) -> list[Any]:
@@ -196,11 +196,11 @@ def staging_does_not_wait_for_its_entries() -> Iterator[None]:
     """What is committed may never have reached its bookies."""
     guarded = DirectStagingWriter._guarded
 
-    async def hasty(self: DirectStagingWriter, call: Any) -> None:
+    async def early(self: DirectStagingWriter, call: Any) -> None:
         if call.__name__ != "flush":
             await guarded(self, call)
 
-    with patch.object(DirectStagingWriter, "_guarded", hasty):
+    with patch.object(DirectStagingWriter, "_guarded", early):
         yield
 
 
@@ -213,7 +213,7 @@ def rolls_leave_their_ledgers_open() -> Iterator[None]:
 
 @caught_by(f"{_RETENTION}::test_who_recovers_for_retention_leaves_the_next_writer_alone")
 def retention_fences_who_writes_by_then() -> Iterator[None]:
-    """What is open after somebody else recovered the log is taken for a dead writer's, too."""
+    """What is open after another one recovered the log is taken for a dead writer's, too."""
 
     async def careless(context: LogContext, at: VersionedHead, **_: bool) -> VersionedHead:
         return await recover_log(context, at)

@@ -58,7 +58,7 @@ def children_are_not_watched() -> Iterator[None]:
 
 @caught_by(f"{_CONTRACT}::test_a_watch_survives_the_session")
 def watches_end_with_the_session() -> Iterator[None]:
-    """A new session has no watches, and nobody arms them again."""
+    """A new session has no watches, and no one arms them again."""
 
     def forget(self: Watches) -> None:
         """Set none."""
@@ -100,7 +100,7 @@ def ephemeral_nodes_stay() -> Iterator[None]:
 
 @caught_by(f"{_STORE}::test_a_lost_reply_is_unknown_and_the_write_is_not_sent_again")
 def a_lost_write_is_sent_again() -> Iterator[None]:
-    """Section 3.4: the second one meets the first, and is told that it lost."""
+    """Section 3.4: the second one meets the first, and learns that it lost."""
     with patch.object(Requests, "write", Requests.read):
         yield
 
@@ -113,8 +113,8 @@ def a_lost_read_is_an_error() -> Iterator[None]:
 
 
 @caught_by(f"{_STORE}::test_a_session_that_expires_while_the_store_is_cut_off")
-def an_expiry_is_not_told() -> Iterator[None]:
-    """#4879: ephemeral nodes are gone, and nobody makes them again."""
+def an_expiry_is_not_reported() -> Iterator[None]:
+    """#4879: ephemeral nodes are gone, and no one makes them again."""
     on_state = ZooKeeperSession._on_state
 
     def quiet(self: ZooKeeperSession, state: str, token: str, is_dead: bool) -> None:
@@ -231,7 +231,7 @@ def the_cluster_is_not_asked_for_the_cookie() -> Iterator[None]:
 
 @caught_by(f"{_REGISTRATION}::test_a_crash_at_any_step_of_the_first_start_heals")
 def a_first_start_leaves_no_provisional_cookie() -> Iterator[None]:
-    """#4812: a start that was interrupted cannot be told from a lost disk."""
+    """#4812: a start that was interrupted cannot be distinguished from a lost disk."""
     with patch.object(identity_module, "_PROVISIONAL_FILE", "cookie"):
         yield
 

@@ -94,7 +94,7 @@ def a_next_owner_takes_times_from_the_list_alone() -> Iterator[None]:
 
 @caught_by(_ONLY_WRITES)
 def a_next_owner_renews_all_producers() -> Iterator[None]:
-    """Whoever is in a list counts as having written then, so nobody is ever forgotten."""
+    """A producer that is in a list counts as having written then, so no one is ever forgotten."""
     restore = Producers.restore
 
     def renewing(self: Producers[Any], stamp: Stamp, *, written_ms: int, **where: int) -> None:
@@ -120,7 +120,7 @@ def a_list_renews_all_producers() -> Iterator[None]:
 
 
 @caught_by(_ONLY_WRITES)
-def whoever_begins_again_counts_as_having_written() -> Iterator[None]:
+def a_producer_that_begins_again_counts_as_having_written() -> Iterator[None]:
     """A program that starts each day and writes nothing is known for ever."""
     grant = Producers.grant
 
@@ -134,7 +134,7 @@ def whoever_begins_again_counts_as_having_written() -> Iterator[None]:
 
 
 @caught_by(_ONLY_WRITES)
-def whoever_opens_a_stream_counts_as_having_written() -> Iterator[None]:
+def a_producer_that_opens_a_stream_counts_as_having_written() -> Iterator[None]:
     """Likewise with each stream."""
     continue_with = Producers.continue_with
 
@@ -148,8 +148,8 @@ def whoever_opens_a_stream_counts_as_having_written() -> Iterator[None]:
 
 
 @caught_by(_SILENT("who_has_records_on_their_way_keeps_its_place"))
-def whoever_has_records_on_their_way_is_forgotten_for_another() -> Iterator[None]:
-    """Nobody answers for them then, and what is sent again is written twice."""
+def a_producer_with_records_in_flight_is_forgotten_for_another() -> Iterator[None]:
+    """The log does not know them then, and records that are sent again are written twice."""
 
     def make_room(self: Producers[Any], now_ms: int) -> None:
         silent = min(self._known.values(), key=lambda each: each.used_ms)
@@ -175,7 +175,7 @@ def only_a_segment_begins_with_a_list() -> Iterator[None]:
 @caught_by(
     "dlcore/backends/test_forgotten.py::test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot"
 )
-def a_named_writer_in_doubt_believes_what_it_is_told() -> Iterator[None]:
+def a_named_writer_in_doubt_believes_any_answer() -> Iterator[None]:
     """It sends again what a log may hold that has forgotten it."""
     is_forgotten = Identity.is_forgotten
 
@@ -281,7 +281,7 @@ def a_late_wish_ends_the_next_life_of_a_log() -> Iterator[None]:
 
 @caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
 def the_end_of_a_change_hides_the_next_one() -> Iterator[None]:
-    """Whoever then asks for the log finds nothing to wait for."""
+    """A client that then asks for the log finds nothing to wait for."""
 
     def by_name(self: OwnershipChanges, name: str, _: asyncio.Future[None]) -> None:
         self._running.pop(name, None)
@@ -349,7 +349,7 @@ def a_proxy_that_was_gone_is_gone_for_good() -> Iterator[None]:
 
 @caught_by(_MEMBERS("a_proxy_takes_over_the_node_that_an_earlier_process_left"))
 def a_proxy_keeps_the_node_of_an_earlier_process() -> Iterator[None]:
-    """It vanishes with the session of that one, and nobody knows the proxy that lives."""
+    """It vanishes with the session of that one, and no one knows the proxy that lives."""
 
     async def leave(_: SessionNode, __: bytes) -> None:
         pass

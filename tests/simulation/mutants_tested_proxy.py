@@ -54,8 +54,8 @@ _LET_GO = "test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of"
 _BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order"
 
 
-@caught_by(f"{_ACKS}::test_nothing_is_told_before_it_is_durable")
-def an_acknowledgement_is_told_before_it_is_durable() -> Iterator[None]:
+@caught_by(f"{_ACKS}::test_nothing_is_acknowledged_before_it_is_durable")
+def an_acknowledgement_is_sent_before_it_is_durable() -> Iterator[None]:
     """What was accepted counts as durable."""
     accepted = StreamAcks.accepted
 
@@ -213,7 +213,7 @@ def a_proxy_inflates_what_it_is_sent() -> Iterator[None]:
 
 
 @caught_by(f"dlcore/log/test_turns.py::{_BUSY}")
-def an_owner_goes_on_as_if_nobody_had_appended() -> Iterator[None]:
+def an_owner_goes_on_as_if_no_one_had_appended() -> Iterator[None]:
     """Its next segment starts from its old head, which skips the extents behind it."""
     step_back = LogAppender._step_back
 

@@ -79,7 +79,7 @@ def writers_get_no_grace() -> Iterator[None]:
     f"{_ROOM}/test_service.py::test_a_writer_is_not_fenced_for_a_bookie_that_nobody_could_replace"
 )
 def writers_are_fenced_for_nothing() -> Iterator[None]:
-    """Section 5: a writer is fenced although nobody could take the lost bookie's place."""
+    """Section 5: a writer is fenced although no one could take the lost bookie's place."""
     with patch.object(LedgerRepairer, "_check_successor", lambda *_: None):
         yield
 
@@ -239,7 +239,7 @@ def a_ledger_leaves_the_list_whatever_was_found_since() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_service.py::test_two_processes_share_the_work_and_one_of_them_audits")
 def everybody_is_the_auditor() -> Iterator[None]:
-    """Section 5: an auditor's role that somebody else holds counts as taken."""
+    """Section 5: an auditor's role that another one holds counts as taken."""
 
     async def yes(self: Election) -> bool:
         return True
@@ -253,14 +253,14 @@ def absence_is_loss() -> Iterator[None]:
     """Section 5.8: a bookie that restarts has all of its ledgers copied elsewhere."""
     init = BookieAudit.__init__
 
-    def hasty(self: BookieAudit, *, lost_bookie_delay_s: float) -> None:
+    def early(self: BookieAudit, *, lost_bookie_delay_s: float) -> None:
         init(self, lost_bookie_delay_s=0.0)
 
-    with patch.object(BookieAudit, "__init__", hasty):
+    with patch.object(BookieAudit, "__init__", early):
         yield
 
 
-@caught_by(f"{_ROOM}/test_audit.py::test_nobody_is_lost_while_nobody_is_registered")
+@caught_by(f"{_ROOM}/test_audit.py::test_no_bookie_is_lost_while_none_is_registered")
 def a_restored_metadata_store_loses_everybody() -> Iterator[None]:
     """Section 5.8: when no bookie at all is registered, all of them are lost."""
     look = BookieAudit.look
@@ -338,7 +338,7 @@ def work_outlives_its_session() -> Iterator[None]:
 
 
 @caught_by(f"{_ROOM}/test_service.py::test_a_pause_stops_work_and_an_end_of_it_lets_it_go_on")
-def a_pause_is_heard_by_nobody() -> Iterator[None]:
+def a_pause_reaches_no_worker() -> Iterator[None]:
     """Section 5: an operator pauses auto-recovery, and it works on."""
 
     async def never(self: RepairList) -> bool:
@@ -441,7 +441,7 @@ def a_decommission_does_not_look_who_runs() -> Iterator[None]:
     """Section 5.8: a bookie that was started again is decommissioned for ever."""
 
     async def fine(self: Maintenance, name: str) -> Any:
-        """Find nobody who runs."""
+        """Find no one who runs."""
         return await self._context.registry.get_bookies()
 
     with patch.object(Maintenance, "_require_stopped", fine):
@@ -452,7 +452,7 @@ def a_decommission_does_not_look_who_runs() -> Iterator[None]:
     f"{_ROOM}/test_service.py::test_unreadable_entries_keep_their_ledger_on_the_list_and_hold_up_no_other"
 )
 def a_copy_passes_over_what_it_cannot_read() -> Iterator[None]:
-    """Section 5: an entry that nobody gives is left out, and the rest counts as copied."""
+    """Section 5: an entry that no one gives is left out, and the rest counts as copied."""
     copy = EntryCopier.copy
 
     async def lenient(self: EntryCopier, ledger_id: int, lane: Any, *, target: Any) -> None:

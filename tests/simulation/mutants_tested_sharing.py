@@ -33,7 +33,7 @@ _OWNERS = "dlcore/proxy/test_owners.py::test_{}".format
 
 @caught_by(_BUDGET("what_is_free_is_never_less_than_nothing"))
 def reads_take_what_is_not_free() -> Iterator[None]:
-    """Nobody waits for memory."""
+    """No caller waits for memory."""
 
     async def take(self: ReadBudget, size: int) -> None:
         self.free -= size
@@ -59,7 +59,7 @@ def small_reads_overtake_large_ones() -> Iterator[None]:
 
 @caught_by(_BUDGET("who_goes_while_it_waits_takes_nothing_along"))
 def who_goes_in_its_turn_takes_bytes_along() -> Iterator[None]:
-    """Whoever is cancelled in the moment when it gets its bytes never gives them back."""
+    """A caller that is cancelled in the moment when it gets its bytes never gives them back."""
 
     async def take(self: ReadBudget, size: int) -> None:
         if not self._waiters and size <= self.free:
@@ -168,8 +168,8 @@ def a_lock_of_ones_own_session_is_broken() -> Iterator[None]:
 
 
 @caught_by(_LOCKS("the_lock_of_the_one_that_was_meant_is_deleted"))
-def whoever_has_a_lock_loses_it() -> Iterator[None]:
-    """Between the look at the owner and its end somebody else may have taken the lock."""
+def every_holder_of_a_lock_loses_it() -> Iterator[None]:
+    """Between the look at the owner and its end another one may have taken the lock."""
     break_lock = LogStore.break_lock
 
     async def careless(self: LogStore, log: LogKey, _: str) -> bool:

@@ -121,7 +121,7 @@ def the_name_of_a_new_file_is_not_synced() -> Iterator[None]:
 
 @caught_by(_NAMES)
 def the_new_name_of_a_spare_is_not_synced() -> Iterator[None]:
-    """The file has its old name after a loss of power, under which nobody looks for it."""
+    """The file has its old name after a loss of power, under which no one looks for it."""
     with within("_create", "sync_directory")(RealDisk):
         yield
 
@@ -154,7 +154,7 @@ def folders_above_the_data_are_not_synced() -> Iterator[None]:
 
 @caught_by(_BOOKIE)
 def a_batch_is_answered_while_it_is_written() -> Iterator[None]:
-    """Whoever waits is told when the write begins."""
+    """Callers that wait get their answer when the write begins."""
     answer_to = GroupCommit._answer_to
 
     async def write(self: GroupCommit, work: Write | MakeFooter) -> Event:
@@ -191,16 +191,16 @@ def a_fence_is_answered_at_once() -> Iterator[None]:
 
 @caught_by(_BOOKIE)
 def a_lac_is_answered_at_once() -> Iterator[None]:
-    """An explicit LAC that nobody wrote."""
+    """An explicit LAC that no one wrote."""
     write_lac = Writes.write_lac
 
-    def hasty(self: Writes, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+    def early(self: Writes, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         write_lac(self, ledger_id, last_add_confirmed)
         future = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future
 
-    with patch.object(Writes, "write_lac", hasty):
+    with patch.object(Writes, "write_lac", early):
         yield
 
 

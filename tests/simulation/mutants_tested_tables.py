@@ -115,7 +115,7 @@ def commits_have_no_position() -> Iterator[None]:
 
 @caught_by("dlcore/log/test_delta_tables.py::test_a_table_that_was_made_again")
 def tables_that_are_known_are_the_same() -> Iterator[None]:
-    """One that somebody deleted is read on from the version that it had before."""
+    """A table that was deleted is read on from the version that it had before."""
     with (
         patch.object(delta_tables_module, "identity_of", lambda _: b"?"),
         patch.object(delta_log, "identity_of", lambda _: b"?"),

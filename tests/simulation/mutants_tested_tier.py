@@ -82,11 +82,11 @@ def tiered_ledgers_go_as_soon_as_merged_ones() -> Iterator[None]:
     """A task that was planned before is as old as its ledgers get."""
     made = LogTierer.__init__
 
-    def hasty(self: LogTierer, *about: Any) -> None:
+    def early(self: LogTierer, *about: Any) -> None:
         made(self, *about)
         self._kept_ms = 0
 
-    with patch.object(LogTierer, "__init__", hasty):
+    with patch.object(LogTierer, "__init__", early):
         yield
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _RUNS = "bookie/test_two_ways.py::test_adds_in_runs_are_adds_one_by_one"
 _RANGES = "bookie/test_two_ways.py::test_a_range_is_what_reads_of_its_entries_are"
 _AT_ONCE = "bookie/test_two_ways.py::test_what_is_written_at_once_is_what_is_queued"
-_HELD = "bookie/test_two_ways.py::test_what_was_told_is_held_in_whichever_way_it_was_written"
+_HELD = (
+    "bookie/test_two_ways.py::test_acknowledged_entries_are_held_whichever_way_they_were_written"
+)
 _BATCHES = "dlcore/log/test_two_ways.py::test_batches_are_their_records_one_by_one"
 
 
@@ -50,7 +52,7 @@ def runs_leave_the_lac_behind() -> Iterator[None]:
 
 @caught_by(_RUNS)
 def runs_replace_what_is_held() -> Iterator[None]:
-    """Nobody compares the bytes of entries that are held with those that come together."""
+    """No one compares the bytes of entries that are held with those that come together."""
     may_add = writes_module.may_add
 
     def careless(run: Any, what: Any, state: Any, config: Any) -> bool:
@@ -88,8 +90,8 @@ def what_is_written_at_once_is_not_counted() -> Iterator[None]:
 
 
 @caught_by(_HELD)
-def what_the_device_does_not_take_at_once_is_told_durable() -> Iterator[None]:
-    """It waits for the task, and its clients are told that it is there."""
+def an_entry_that_the_device_has_not_taken_is_acknowledged() -> Iterator[None]:
+    """It waits for the task, and its clients already have its acknowledgement."""
     handle = CommitQueue.handle
 
     def early(self: CommitQueue, event: Event) -> list[Effect]:
@@ -122,7 +124,7 @@ def ranges_pass_over_what_is_absent() -> Iterator[None]:
 
 
 @caught_by(_BATCHES)
-def batches_are_told_where_their_entry_begins() -> Iterator[None]:
+def batches_get_the_position_where_their_entry_begins() -> Iterator[None]:
     """Only a record that is written by itself is counted within its entry."""
 
     def add_ticket(self: Group[Any], ticket: Any) -> None:
@@ -134,7 +136,7 @@ def batches_are_told_where_their_entry_begins() -> Iterator[None]:
 
 
 @caught_by(_BATCHES)
-def records_are_told_the_place_of_the_first_one_of_their_run() -> Iterator[None]:
+def records_get_the_position_of_the_first_one_of_their_run() -> Iterator[None]:
     """Only a batch is counted within its entry."""
     count_run = Group.count_run
 

@@ -63,7 +63,7 @@ def who_stops_in_the_middle_holds_up_the_others() -> Iterator[None]:
 
 @caught_by("dlcore/wire/test_memory.py::test_memory_in_use_is_not_given_again")
 def memory_in_use_is_received_into() -> Iterator[None]:
-    """A large payload is received over one that somebody still looks at."""
+    """A large payload is received over one that a client still looks at."""
     with patch.object(memory_module._Kept, "is_free", lambda _: True):
         yield
 

@@ -46,7 +46,7 @@ def schema_changes_are_not_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unanswered_schema_changes_count_as_done() -> Iterator[None]:
-    """Who gets no answer is told of columns that the log does not have."""
+    """A client that got no answer takes for real some columns that the log does not have."""
     change_schema = LogStore.change_schema
 
     async def hopeful(

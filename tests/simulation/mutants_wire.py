@@ -63,7 +63,7 @@ def windows_are_not_given_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handshakes_are_not_checked() -> Iterator[None]:
-    """Whoever answers at the address is the bookie that is meant."""
+    """Any server that answers at the address counts as the bookie that is meant."""
 
     def enter(self: Greeting, _: Hello) -> None:
         self.is_over = True
@@ -78,7 +78,7 @@ def handshakes_are_not_checked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def half_open_connections_are_not_noticed() -> Iterator[None]:
-    """Nobody asks a silent peer whether it lives."""
+    """No one asks a silent peer whether it lives."""
     with patch.object(Keepalive, "check", lambda *_: None):
         yield
 

@@ -53,7 +53,7 @@ def lost_writes_are_classified_by_version_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def the_last_ensemble_is_changed_in_recovery() -> Iterator[None]:
-    """BOOKKEEPER-355: auto-recovery swaps a bookie while somebody recovers the ledger."""
+    """BOOKKEEPER-355: auto-recovery swaps a bookie while a client recovers the ledger."""
     fragments_of = check_module.fragments_of
 
     def final_in_recovery(metadata: LedgerMetadata, **more: Any) -> list[Fragment]:
@@ -95,19 +95,19 @@ def a_ledger_is_closed_behind_its_lac() -> Iterator[None]:
     """Section 2: its writer closes the ledger after what it sent, not after what was confirmed."""
     close = LedgerAppender._close
 
-    def hasty(self: LedgerAppender, signal: Signal) -> list[Effect]:
+    def early(self: LedgerAppender, signal: Signal) -> list[Effect]:
         window = self.window
         sent = (window.last_add_pushed, window.pushed_bytes)
         window.last_add_confirmed, window.confirmed_bytes = sent
         return close(self, signal)
 
-    with patch.object(LedgerAppender, "_close", hasty):
+    with patch.object(LedgerAppender, "_close", early):
         yield
 
 
 @contextlib.contextmanager
 def a_close_ignores_a_recovery() -> Iterator[None]:
-    """#2116: a writer is told that its ledger is closed while somebody else recovers it."""
+    """#2116: a writer gets the answer that its ledger is closed while another one recovers it."""
     judge = LedgerAppender._judge
 
     def believe(self: LedgerAppender, metadata: LedgerMetadata, version: int) -> list[Effect]:
@@ -125,11 +125,11 @@ def recovery_ends_before_it_wrote_back() -> Iterator[None]:
     """Section 3.1: the end is stored as soon as it is known."""
     finish = LedgerRecovery._finish
 
-    def hasty(self: LedgerRecovery) -> Any:
+    def early(self: LedgerRecovery) -> Any:
         self._written = max(self._written, self._next_entry - 1)
         return finish(self)
 
-    with patch.object(LedgerRecovery, "_finish", hasty):
+    with patch.object(LedgerRecovery, "_finish", early):
         yield
 
 

@@ -129,7 +129,7 @@ class Proxy:
         await self._membership.join()
 
     def put(self, caller: str) -> Call:
-        """Begin a DoPut of somebody."""
+        """Begin a DoPut of a client."""
 
         async def serve(context: Context) -> None:
             context.on_read = self._check_bounds
@@ -142,7 +142,7 @@ class Proxy:
         return Call(self._world, caller, self._process.client, serve)
 
     def get(self, caller: str, ticket: bytes) -> Call:
-        """Begin a DoGet of somebody."""
+        """Begin a DoGet of a client."""
 
         async def serve(context: Context) -> None:
             async def give(entry: Entered) -> None:
@@ -157,7 +157,7 @@ class Proxy:
         return Call(self._world, caller, self._process.client, serve)
 
     def get_info(self, caller: str, asked: bytes) -> Call:
-        """Begin a GetFlightInfo of somebody."""
+        """Begin a GetFlightInfo of a client."""
 
         async def serve(context: Context) -> None:
             async def tell(entry: Entered) -> None:
@@ -172,7 +172,7 @@ class Proxy:
         return Call(self._world, caller, self._process.client, serve)
 
     def ask(self, caller: str, action: str, body: bytes) -> Call:
-        """Begin a DoAction of somebody; it is answered by one message."""
+        """Begin a DoAction of a client; it is answered by one message."""
 
         async def serve(context: Context) -> None:
             async def act(entry: Entered) -> None:
@@ -228,7 +228,7 @@ class Proxy:
             self._gate.check_lost()
 
     async def leave(self) -> None:
-        """Stop in good order, as a proxy does that is told to."""
+        """Stop in good order, as a proxy does that is asked to."""
         await self.owner.drain()
         if self._calls:
             await asyncio.wait(list(self._calls), timeout=_STOP_GRACE_S)
@@ -357,7 +357,7 @@ class Proxies:
             await proxy.aclose()
 
     async def _refuses(self, location: str) -> bool:
-        """Tell a proxy whether nobody serves where another one did; now and then it is wrong."""
+        """Tell a proxy whether no proxy serves where another one did; now and then it is wrong."""
         await asyncio.sleep(self.rng.uniform(0.0, _LOOK_S))
         proxy = self._at.get(location)
         is_wrong = self.rng.random() < _WRONG_SHARE

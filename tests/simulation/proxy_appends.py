@@ -81,7 +81,7 @@ class Conditional(Producer):
 class Stager:
     """Appends to several logs at once, one version after the other.
 
-    It stages at some proxies and asks others to commit, until it is told what became of that.  It
+    It stages at some proxies and asks others to commit, until it learns what became of that.  It
     may die at any step: then another one appends the same, and knows nothing of what was staged.
     """
 

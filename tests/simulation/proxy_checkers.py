@@ -48,12 +48,12 @@ class Produced:
     """Of records that are written together: behind which they may be."""
 
     def on_durable(self, records: Iterable[tuple[int, bytes]]) -> None:
-        """It is told that these are durable, and not where."""
+        """It learns that these are durable, and not where."""
         for number, payload in records:
             self.told.setdefault(number, _Told(payload, _ANYWHERE))
 
     def on_gap(self, error: SequenceGapError) -> None:
-        """P1: it is told that it left something out, and it leaves out what was acknowledged."""
+        """P1: it learns that it left something out, and it leaves out what was acknowledged."""
         require(ACKNOWLEDGED, holds=False, message=f"{self.name} is told of a gap: {error}")
 
 
@@ -67,7 +67,7 @@ class _Condition:
 
 
 class Stream:
-    """One stream of a producer: what it sent, and what it is told of that."""
+    """One stream of a producer: what it sent, and what it learns of that."""
 
     def __init__(self, produced: Produced, writing: Writing, logs: LogCheckers) -> None:
         self._produced = produced
@@ -163,7 +163,7 @@ class Delivered:
 
 
 class ProxyCheckers:
-    """Records what clients of proxies are told, and judges it when the run is over."""
+    """Records the answers that clients of proxies get, and judges them when the run is over."""
 
     def __init__(self, logs: LogCheckers) -> None:
         self.logs = logs
@@ -174,7 +174,7 @@ class ProxyCheckers:
         self.snapshots = SnapshotCheckers(logs)
 
     def new_producer(self, log_id: str, name: str) -> Produced:
-        """Begin to judge what a producer is told."""
+        """Begin to judge the answers that a producer gets."""
         self._produced.append(Produced(log_id, name))
         return self._produced[-1]
 

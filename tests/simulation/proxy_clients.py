@@ -214,7 +214,7 @@ class Producer:
         return f"{self.name}/{number}/{0 if self._tells else self._streams}".encode()
 
     async def _hear(self, call: Call, stream: Stream) -> End:
-        """Take what is told, to the end of the stream."""
+        """Take the answers, to the end of the stream."""
         while True:
             message = await call.take()
             if isinstance(message, End):

@@ -1,4 +1,4 @@
-"""Rules of access in a run: proxies judge each call by them, while somebody changes them.
+"""Rules of access in a run: proxies judge each call by them, while a client changes them.
 
 Everybody proves a name.  One stranger has no right from the beginning to the end.  Some producers
 and readers lose theirs for a while, in the midst of their streams.

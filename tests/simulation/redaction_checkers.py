@@ -50,7 +50,7 @@ class RedactionCheckers:
         self.cold: ColdStore | None = None
 
     def on_write(self, payload: bytes, person: int) -> None:
-        """Somebody is going to write a row."""
+        """A client is going to write a row."""
         self._persons[payload] = person
 
     def on_acknowledged(self, payload: bytes, dlsn: DLSN) -> None:
@@ -64,7 +64,7 @@ class RedactionCheckers:
         )
 
     def on_begin(self, person: int) -> frozenset[bytes]:
-        """Somebody begins to redact; return the rows that must be gone when that has ended."""
+        """A client begins to redact; return the rows that must be gone when that has ended."""
         self._begun.add(person)
         return frozenset(each for each in self._places if self._persons[each] == person)
 

@@ -2,7 +2,7 @@
 
 Rows are about one person at a time, some about the next one.  When that one has its turn, the rows
 of the one before are redacted: by processes that die at any request, two at once, beside workers
-that merge and tier the log and let its table follow, until one is told that no file has them any
+that merge and tier the log and let its table follow, until one learns that no file has them any
 more.  `RedactionCheckers` judges what readers get, and looks into all files, and into all versions
 of tables.
 """
@@ -124,7 +124,7 @@ class Redactions:
         await self._run(process, self._redacted)
 
     async def _run(self, process: LogProcess, person: int) -> None:
-        """R1: redact once; when it is told that all is gone, look into all files."""
+        """R1: redact once; when it learns that all is gone, look into all files."""
         log = await self._open(process)
         await self._read_all(log, pause_s=0.0)
         owed = self._checkers.on_begin(person)

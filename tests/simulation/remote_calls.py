@@ -33,7 +33,7 @@ _LATE_S_MAX = 4.0
 
 
 class Calls(Endpoint):
-    """The real endpoint, of somebody whose calls are those of the simulation."""
+    """The real endpoint, of a client whose calls are those of the simulation."""
 
     def __init__(self, proxies: Proxies, name: str) -> None:
         self._proxies = proxies

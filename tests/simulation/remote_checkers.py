@@ -79,7 +79,7 @@ class Remote:
         return f"{self._name}/{self._key.log_id[:8]}/{number}".encode()
 
     def on_answer(self, numbers: Sequence[int], future: asyncio.Future[DLSN | None]) -> None:
-        """L1, P1: it is told that these records are durable, and if so, exactly where."""
+        """L1, P1: it learns that these records are durable, and if so, exactly where."""
         if future.cancelled() or future.exception() is not None:
             return
         payloads, dlsn = [self._payload(each) for each in numbers], future.result()
@@ -92,7 +92,7 @@ class Remote:
             self._on_violation(violation)
 
     def on_fenced(self, error: ProducerFencedError) -> None:
-        """P1: its writer, whose name nobody else has, is told that the log does not know it."""
+        """P1: its writer, whose name no one else has, learns that the log does not know it."""
         silent_s = (now_ms() - self._heard_ms) / 1000
         require(
             ACKNOWLEDGED,
@@ -140,7 +140,7 @@ class SnapshotCheckers:
         self._told: dict[str, _Told] = {}  # by log id
 
     def begin(self, names: Sequence[str]) -> Looking:
-        """Somebody is going to ask for snapshots."""
+        """A client is going to ask for snapshots."""
         return Looking(self, names)
 
     def told(self, log_id: str) -> _Told:

@@ -49,7 +49,7 @@ class Act:
         """So many bookies decide that an entry is not there."""
 
     def append(self, count: int = 1) -> None:
-        """Append entries at once; nobody waits for them."""
+        """Append entries at once; no caller waits for them."""
         for _ in range(count):
             self._play.append(self.client, self.writer)
 
@@ -143,7 +143,7 @@ class Act:
 
 
 async def late_add(act: Act) -> None:
-    """An add is on its way while a recoverer finds that nobody holds its entry.
+    """An add is on its way while a recoverer finds that no one holds its entry.
 
     It comes to a bookie that did not hear the request that fences, but a read of that entry; and
     perhaps that one loses power between.
@@ -218,7 +218,7 @@ async def damaged_tail(act: Act) -> None:
 
 
 def _damage(act: Act, bookie: SimBookie, entry_id: int) -> bool:
-    """Flip a bit of a bookie's copy, once its damage can be told from a torn write."""
+    """Flip a bit of a bookie's copy, once its damage can be distinguished from a torn write."""
     storage = bookie.storage
     if (
         storage is None
@@ -300,7 +300,7 @@ async def changing_recovery(act: Act) -> None:
     act.append(rng.randint(2, 5))
     last = act.writer.last_add_pushed
     await act.until(lambda: act.writer.last_add_confirmed == last)
-    act.disturb(writer, act.members, network.block)  # so that nobody hears the LAC
+    act.disturb(writer, act.members, network.block)  # so that no one hears the LAC
     recoverer = act.new_recoverer()
     act.start_recovery(recoverer)
     await act.until(act.is_fence_complete)
@@ -346,7 +346,7 @@ async def missed_bookie(act: Act) -> None:
 
 
 async def missed_in_recovery(act: Act) -> None:
-    """The cluster thinks that a bookie is gone, while somebody recovers a ledger with its help."""
+    """The cluster thinks that a bookie is gone, while a client recovers a ledger with its help."""
     missed, slow = act.members[0], act.members[-1]
     await _unregister(act, missed)
     act.disturb(act.client.name, [slow], act.world.network.block)
@@ -358,7 +358,7 @@ async def missed_in_recovery(act: Act) -> None:
 
 
 async def _unregister(act: Act, missed: SimBookie) -> None:
-    """Cut a member off from the metadata store, whose sessions end, and from nobody else."""
+    """Cut a member off from the metadata store, whose sessions end, and from no one else."""
     # It asks once about a ledger that is new to it.
     await act.write(1)
     await act.until(partial(act.holds, missed, 0))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.log_checkers import LogCheckers
 
 BATCH_ONCE = "S1 BatchesAreThereOnceInTheirOrder"
-WHERE_TOLD = "S2 BatchesAreWhereTheyWereTold"
+WHERE_TOLD = "S2 BatchesAreWhereTheirAnswersSaid"
 NEWEST = "S3 OnlyTheNewestRunGoesOn"
 SINK_INVARIANTS = (BATCH_ONCE, WHERE_TOLD, NEWEST)
 
@@ -56,7 +56,7 @@ class _Write:
 
 
 class SinkCheckers:
-    """Records what drivers are told, and judges it."""
+    """Records the answers that drivers get, and judges them."""
 
     def __init__(self, logs: LogCheckers) -> None:
         self._logs = logs
@@ -81,7 +81,7 @@ class SinkCheckers:
     def on_told(
         self, write: WriteId, asked: Asked, result: CommitResult | None, *, newest: int
     ) -> None:
-        """S3: the driver is told that the batch is there; `newest` was so before it asked.
+        """S3: the driver learns that the batch is there; `newest` was so before it asked.
 
         `result` is what the commit told of it, None if nothing had to be committed.
         """
@@ -101,7 +101,7 @@ class SinkCheckers:
             self._logs.new_writing(log_id, log).on_visible(last)
 
     def on_refused(self, write: WriteId, error: DLError, *, may_be: bool) -> None:
-        """S3: the driver is told that the batch is no more its own."""
+        """S3: the driver learns that the batch is no more its own."""
         require(
             NEWEST,
             holds=may_be,
@@ -164,7 +164,7 @@ class SinkCheckers:
         )
 
     def _missing(self, asked: Asked, log_ids: Collection[str]) -> Iterator[bytes]:
-        """Yield the rows that nobody read, though their log is there and was not truncated."""
+        """Yield the rows that no one read, though their log is there and was not truncated."""
         for log_id, payloads in asked.rows.items():
             known, truncated = self._logs.known(log_id), self._logs.truncated(log_id)
             first = asked.told.get(log_id, (DLSN.INITIAL,))[0]

@@ -294,7 +294,7 @@ class Driver:
         rows: Mapping[tuple[str, str], Sequence[bytes]],
         commit: Callable[[], CommitResult | None],
     ) -> None:
-        """Commit, and judge what is told of it."""
+        """Commit, and judge what is reported of it."""
         query, checkers = self.query, self._sinks.checkers
         newest = checkers.newest(write_id) if query.kind in (STREAM, WRITES) else -1
         asked = checkers.begin(write_id, rows)

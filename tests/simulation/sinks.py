@@ -136,7 +136,7 @@ class Sinks:
             try:
                 await driver.complete(host)
             except EndOfStreamError:
-                return  # its log was sealed meanwhile, and nobody makes another one now
+                return  # its log was sealed meanwhile, and no one makes another one now
             except DLError as error:
                 self.note(driver.name, f"{type(error).__name__}: {error}")
                 if loop.time() > deadline:

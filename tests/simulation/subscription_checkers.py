@@ -21,7 +21,7 @@ CONSUMED = "P6 ConsumersShareALog"
 
 @dataclass(slots=True)
 class Consuming:
-    """What one holder of a subscription got, and what it is told, from when it has it."""
+    """What one holder of a subscription got, and the answers to it, from when it has it."""
 
     logs: LogCheckers
     log_id: str
@@ -64,7 +64,7 @@ class Consuming:
 
 
 class SubscriptionCheckers:
-    """Records what consumers are told, and judges it when the run is over."""
+    """Records the answers that consumers get, and judges them when the run is over."""
 
     def __init__(self, logs: LogCheckers) -> None:
         self._logs = logs

@@ -1,6 +1,6 @@
 """Goal: the judges of logs refuse what breaks a promise, and nothing else.
 
-Method: they are told what a reader got, record by record; no run is needed.
+Method: they learn what a reader got, record by record; no run is needed.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_bugs_that_the_simulation_leaves_out_are_caught_by_a_test(name: str) -> 
 
 
 def test_the_tests_that_catch_mutants_exist() -> None:
-    """A test that was renamed would leave its mutants to nobody."""
+    """A test that was renamed would leave its mutants to no one."""
     for name, tested in TESTED.items():
         file, function = tested.test.split("::")
         assert f"def {function.split('[')[0]}(" in (ROOT / file).read_text(), name

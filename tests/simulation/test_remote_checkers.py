@@ -1,6 +1,6 @@
 """Goal: the judges of programs over proxies refuse what breaks a promise, and nothing else.
 
-Method: they are told what a writer, a reader and a planner were told; no run is needed.
+Method: they learn what a writer, a reader and a planner were told; no run is needed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def snapshot(first: DLSN, end: DLSN) -> LogSnapshot:
         (DLSN(1, 0, 1), DLSN(2, 5, 0), False),
     ],
 )
-def test_a_snapshot_is_not_behind_what_was_told_before(
+def test_a_snapshot_is_not_behind_an_earlier_one(
     first: DLSN, end: DLSN, *, is_refused: bool
 ) -> None:
     """By acknowledgements, and by other snapshots."""

@@ -1,6 +1,6 @@
 """Goal: the judges of the sink refuse what breaks a promise, and nothing else.
 
-Method: they are told what drivers asked for and were told, and what a reader got; no run is needed.
+Method: they learn what drivers asked for and were told, and what a reader got; no run is needed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_a_batch_is_there_once_whole_and_in_its_order(
         ([], 0, 2, "S1"),
     ],
 )
-def test_a_batch_is_where_it_was_told(
+def test_a_batch_is_where_its_answer_said(
     payloads: Sequence[bytes], first: int, end: int, refused: str
 ) -> None:
     """There are its rows, and no others."""
@@ -123,7 +123,7 @@ def test_a_batch_that_failed_is_not_there() -> None:
 
 @pytest.mark.parametrize("fate", ["truncated", "deleted"])
 def test_what_was_cut_before_anybody_read_it_need_not_be_there(fate: str) -> None:
-    """Nobody can tell."""
+    """No one can tell."""
 
     async def scenario() -> None:
         play = Play()
@@ -146,7 +146,7 @@ def test_batches_of_a_query_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(("newest", "is_refused"), [(-1, False), (0, False), (1, True)])
-def test_an_older_run_is_not_told_that_its_batch_is_there(newest: int, *, is_refused: bool) -> None:
+def test_an_older_run_must_not_be_called_committed(newest: int, *, is_refused: bool) -> None:
     """A later batch was committed before it asked."""
 
     async def scenario() -> None:
@@ -163,7 +163,7 @@ def test_an_older_run_is_not_told_that_its_batch_is_there(newest: int, *, is_ref
 
 
 def test_the_newest_run_is_not_refused() -> None:
-    """Unless somebody else may have the batch."""
+    """Unless another one may have the batch."""
 
     async def scenario() -> None:
         play = Play()

@@ -1,7 +1,7 @@
 """Simulated TCP: bytes between two processes, in order, cut at random, delayed, or stuck for good.
 
 A piece that the network loses is sent again after a while, and what was behind it waits.  Some are
-never made good: then nothing more arrives in that direction, and neither side is told.
+never made good: then nothing more arrives in that direction, and neither side is reported.
 """
 
 from __future__ import annotations

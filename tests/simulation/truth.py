@@ -39,7 +39,7 @@ class BookieRecord:
     """One identity's promises.
 
     `is_exempt` tells which ledgers it may forget (deleted ones, and closed ones that do not name
-    it), `on_fenced` is told of every ledger that it fences.
+    it), `on_fenced` is called for every ledger that it fences.
     """
 
     def __init__(

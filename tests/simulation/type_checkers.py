@@ -81,7 +81,7 @@ class TypeCheckers:
         )
 
     def on_write(self, payload: bytes, values: dict[str, int]) -> None:
-        """Somebody is going to write a row."""
+        """A client is going to write a row."""
         self._given.setdefault(payload, []).append(values)
 
     def check_batch(self, batch: pa.RecordBatch) -> None:

@@ -46,7 +46,7 @@ CONNECTION_TIMEOUT_S = 4.0
 _CONNECTION_BYTES_MAX = 48 * 1024
 _SILENCE_S = 3.0
 REFUSAL_CHANCE = 0.7
-"""How often a client is told that a process is gone; else there is silence."""
+"""How often a client learns that a process is gone; else there is silence."""
 
 
 class SimDialer(Dialer):

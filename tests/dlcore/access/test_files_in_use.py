@@ -51,7 +51,7 @@ def test_other_content_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None
     assert not files.look()
 
 
-def test_each_reason_is_told_once_and_again_after_a_good_look(
+def test_each_reason_is_logged_once_and_again_after_a_good_look(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was made before stays; a file that is not there is a reason as well."""

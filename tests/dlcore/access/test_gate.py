@@ -39,7 +39,7 @@ def refusal(gate: Gate, asked: Asked) -> str | None:
     return f"{type(refuse.error).__name__}: {refuse.error}"
 
 
-def test_nobody_passes_before_the_rules_are_known() -> None:
+def test_no_caller_passes_before_the_rules_are_known() -> None:
     """A server that starts while the metadata store is away must not let strangers in."""
     gate = a_gate()
     assert gate.has_rules

@@ -293,7 +293,7 @@ def test_a_typed_log_has_batches_only() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_readers_that_stand_still_hold_nobody_up() -> None:
+def test_readers_that_stand_still_hold_up_no_other() -> None:
     """Though what they do not take comes on the connection that all calls of a client share."""
 
     async def scenario(served: Proxies) -> None:

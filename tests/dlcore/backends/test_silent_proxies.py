@@ -93,7 +93,7 @@ def test_one_that_never_answers_is_left(
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_wrong_is_told_of_the_proxy_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_proxy_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another call may have passed on to the next one meanwhile."""
     asked: list[str] = []
 

@@ -22,7 +22,7 @@ def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> No
     assert round(backoff.failed(now), 9) == 0.05
 
 
-def test_who_waits_long_is_told_once() -> None:
+def test_a_long_wait_is_logged_once() -> None:
     """A timer for it may fire early."""
     wait = Wait(100.0)
     assert not wait.is_due(99.0 + TOLD_AFTER_S)

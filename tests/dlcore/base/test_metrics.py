@@ -43,7 +43,7 @@ def test_a_sample_has_what_its_metric_says() -> None:
         histogram("sync_seconds", "Sync").of(3)
 
 
-def test_only_the_busiest_names_are_told() -> None:
+def test_only_the_busiest_names_are_exported() -> None:
     """The first call knows no rates; a new name and one that began again count from 0."""
     top = TopRates(2)
     assert top.take({"a": 100.0, "b": 50.0}, now_s=10.0) == []

@@ -23,7 +23,7 @@ def has_room(acks: StreamAcks) -> bool:
     return acks.has_room
 
 
-def test_nothing_is_told_before_it_is_durable() -> None:
+def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     """What was accepted is nobody's yet."""
     acks = books()
     assert settled(acks)

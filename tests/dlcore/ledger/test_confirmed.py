@@ -35,7 +35,7 @@ def end_of(*answers: HeldEntries | None, first_entry_id: int = 0) -> tuple[int, 
     return None if end is None else (end.told, end.held, end.is_decided)
 
 
-def test_the_lac_is_the_end_where_nobody_holds_more() -> None:
+def test_the_lac_is_the_end_where_no_bookie_holds_more() -> None:
     """Two noes of three are enough: too few hold the next entry for an acknowledgement."""
     assert end_of(told(4), told(3), None) == (4, 4, True)
     assert end_of(told(-1), told(-1), None) == (-1, -1, True)

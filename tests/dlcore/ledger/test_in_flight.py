@@ -64,7 +64,7 @@ def test_a_writer_whose_bookies_do_not_answer_holds_up_no_other() -> None:
     run(scenario, config=replace(CONFIG, pending_entries_max=4))
 
 
-def test_nobody_passes_who_stands_in_line() -> None:
+def test_no_caller_overtakes_another_in_line() -> None:
     """The first one goes when there is room, and then the next one is told."""
     total, woken = InFlight(bytes_max=100, entries_max=9), list[str]()
     a, b, c = (Share(total, lambda name=name: woken.append(name)) for name in "abc")  # type: ignore[misc]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.fixtures.memory_namespace import MemoryCluster
 
 
-def test_the_lac_is_told_without_a_following_entry() -> None:
+def test_the_lac_is_sent_without_a_following_entry() -> None:
     """A reader sees the last entry one round trip after its ack; published, surely."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -173,7 +173,7 @@ def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
     assert bench.machine.handle(Signal.LAC_RETRY_DUE) == []
 
 
-def test_a_replaced_bookie_is_told_nothing_more() -> None:
+def test_a_replaced_bookie_gets_nothing_more() -> None:
     """Only the members of the last ensemble count for what is published."""
     bench = Bench()
     grow(bench)

@@ -191,7 +191,7 @@ def test_readers_ask_a_suspect_last() -> None:
     run(scenario)
 
 
-def test_a_client_without_a_metadata_store_chooses_nobody() -> None:
+def test_a_client_without_a_metadata_store_chooses_no_bookie() -> None:
     """It has ledgers to read, and says so; and nobody chooses a bookie that is read-only."""
 
     async def scenario(cluster: Cluster) -> None:

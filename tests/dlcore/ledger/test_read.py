@@ -105,7 +105,7 @@ def test_silence_asks_another_and_the_first_to_deliver_stays() -> None:
     assert lane.failed(bookie("A"), MISSING) == []
 
 
-def test_while_somebody_may_still_answer_nothing_fails() -> None:
+def test_nothing_fails_while_a_bookie_may_still_answer() -> None:
     """One failure of two is none."""
     lane = lane_of("AB")
     lane.start()
@@ -128,7 +128,7 @@ def test_a_company_stream_may_repeat_what_was_delivered() -> None:
     ]
 
 
-def test_an_empty_range_needs_nobody() -> None:
+def test_an_empty_range_needs_no_bookie() -> None:
     """It is done before it begins."""
     lane = lane_of(first=3, last=2)
     assert lane.is_done
@@ -214,7 +214,7 @@ class RandomRead:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_random_streams_deliver_everything_that_somebody_has(seed: int) -> None:
+def test_random_streams_deliver_everything_that_a_bookie_has(seed: int) -> None:
     """The read fails only where nobody has the entry."""
     run = RandomRead(seed)
     run.perform(run.lane.start())

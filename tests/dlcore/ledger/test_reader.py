@@ -82,7 +82,7 @@ def test_a_silent_replica_costs_the_speculative_delay(quorum: tuple[int, int, in
     run(scenario)
 
 
-def test_an_entry_that_nobody_gives_is_an_error_that_names_all_answers() -> None:
+def test_an_entry_that_no_bookie_gives_is_an_error_that_names_all_answers() -> None:
     """Everything before it is delivered."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -178,7 +178,7 @@ def test_all_readers_together_read_no_more_at_once(at_once: int, most: int) -> N
     run(body)
 
 
-def test_a_reader_that_takes_nothing_holds_up_nobody() -> None:
+def test_a_reader_that_takes_nothing_holds_up_no_other() -> None:
     """What lies ahead of it is bounded by bytes, and others read beside it."""
 
     async def body() -> None:

@@ -74,7 +74,7 @@ class World:
         return [(change.kind, change.name, change.old_name) for change in changes]
 
 
-def test_creations_and_deletions_are_told_once() -> None:
+def test_creations_and_deletions_are_reported_once() -> None:
     """A look without news tells nothing."""
     world = World()
     world.create("b")
@@ -104,7 +104,7 @@ def test_a_look_that_is_older_than_what_was_told() -> None:
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_a_rename_is_told_once_whichever_name_is_looked_at_first(first: str) -> None:
+def test_a_rename_is_reported_once_whichever_name_is_looked_at_first(first: str) -> None:
     """The other bucket has nothing to add."""
     world = World()
     world.create("a")

@@ -144,7 +144,7 @@ def test_what_is_cut_off_or_below_a_null_does_not_count() -> None:
     on_orders(body)
 
 
-def test_frames_are_refused_likewise() -> None:
+def test_frames_are_refused_for_the_same_reasons() -> None:
     """What is missing in pandas is a null."""
 
     async def body(namespace: DirectNamespace, log: DirectLog) -> None:

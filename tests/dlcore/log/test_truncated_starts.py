@@ -99,7 +99,7 @@ def test_a_truncated_record_is_refused_by_all_its_names(way: Any, place: str) ->
 
 @pytest.mark.parametrize("place", LEFT)
 @pytest.mark.parametrize("follow", [False, True], ids=["once", "follow"])
-def test_a_ticket_is_refused_likewise(place: str, *, follow: bool) -> None:
+def test_a_ticket_is_also_refused(place: str, *, follow: bool) -> None:
     """Also by the number of a record; as readers are."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -127,7 +127,7 @@ def test_a_ticket_is_refused_likewise(place: str, *, follow: bool) -> None:
 
 @pytest.mark.parametrize("place", LEFT)
 @pytest.mark.parametrize("way", [by_reader, by_range])
-def test_a_log_over_an_endpoint_refuses_likewise(way: Any, place: str) -> None:
+def test_a_log_over_an_endpoint_also_refuses(way: Any, place: str) -> None:
     """Its readers and ranges, and what they say of it."""
 
     async def scenario(served: Proxies) -> None:

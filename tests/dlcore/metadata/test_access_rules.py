@@ -80,7 +80,7 @@ def test_a_lost_answer_is_looked_up(applied: bool) -> None:
     run(scenario())
 
 
-def test_damaged_rules_are_told_and_can_be_cleared() -> None:
+def test_damaged_rules_are_named_and_can_be_cleared() -> None:
     """They are never read as if there were none."""
 
     async def scenario() -> None:

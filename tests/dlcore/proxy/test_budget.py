@@ -124,7 +124,7 @@ def test_a_log_and_a_principal_hold_no_more_than_they_may() -> None:
     run(scenario())
 
 
-def test_who_comes_to_wait_for_himself_holds_up_nobody_any_more() -> None:
+def test_a_call_that_waits_for_its_own_bytes_holds_up_no_other() -> None:
     """Others held it up first; then the bytes that it took itself meanwhile, for another log."""
     holding_up: list[str] = []
 

@@ -92,7 +92,7 @@ def test_a_new_reader_is_refused_while_the_metadata_store_is_away(
 
 
 @pytest.mark.parametrize(("action", "body"), [("owner", "clicks"), ("create", "new")])
-def test_an_action_is_refused_likewise(action: str, body: str) -> None:
+def test_an_action_is_also_refused(action: str, body: str) -> None:
     """Also one that began before."""
 
     async def scenario(served: Proxies) -> None:
@@ -112,7 +112,7 @@ def test_an_action_is_refused_likewise(action: str, body: str) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_producer_that_begins_is_refused_likewise() -> None:
+def test_a_producer_that_begins_is_also_refused() -> None:
     """Whether the log is still this proxy's is not known; one that goes on need not know it yet."""
 
     async def scenario(served: Proxies) -> None:

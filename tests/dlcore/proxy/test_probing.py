@@ -12,7 +12,7 @@ from dlcore.proxy.probing import refuses_connections
 from tests.fixtures.ports import free_ports
 
 
-def test_nobody_listens_where_connections_are_refused() -> None:
+def test_no_proxy_listens_where_connections_are_refused() -> None:
     """By address, and by a name that leads to several of them."""
     port = free_ports(1)
     for host in ("127.0.0.1", "localhost"):

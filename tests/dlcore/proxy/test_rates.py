@@ -28,7 +28,7 @@ def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
     assert bucket.delay_s(1000) == pytest.approx(0.5)
 
 
-def test_without_limits_nobody_waits() -> None:
+def test_without_limits_no_client_waits() -> None:
     """Nor is anything kept of anybody."""
     rates = Rates(wait_max_s=0)
     assert rates.join("a", "me").take(10**9, 10**12, now_s=0) == 0

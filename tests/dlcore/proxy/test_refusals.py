@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-def test_an_action_that_nobody_knows_is_unimplemented() -> None:
+def test_an_unknown_action_is_unimplemented() -> None:
     """As gRPC says it of a method, so that a client of a later release can tell."""
 
     async def scenario(served: Proxies) -> None:

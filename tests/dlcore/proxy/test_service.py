@@ -62,7 +62,7 @@ def test_a_call_that_ended_is_no_defect() -> None:
         asyncio.run(service._do_get(ticket, cast("Any", EndedCall())))
 
 
-def test_who_is_refused_while_he_sends_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_refused_while_it_sends_learns_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if more is on its way than gRPC takes of a stream that is not read."""
     # The client here never pauses, and says when it has sent all; a busy machine pauses.
     monkeypatch.setattr(calls, "_DROPPED_S", 60.0)

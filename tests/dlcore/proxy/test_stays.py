@@ -40,7 +40,7 @@ def test_the_end_waits_for_the_message_on_its_way() -> None:
     run(scenario())
 
 
-def test_a_message_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_no_client_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that reads nothing does not keep its stream by that."""
     monkeypatch.setattr(callers, "_SENDING_S", 0.01)
 

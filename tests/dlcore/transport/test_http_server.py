@@ -203,7 +203,7 @@ def test_connections_above_the_bound_are_closed_unheard() -> None:
     run(scenario)
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_named() -> None:
     """The error names the address."""
 
     async def scenario() -> None:

@@ -186,7 +186,7 @@ def test_an_authority_below_another_is_trusted_alone(tmp_path: Path) -> None:
     assert own_refusal(bookie, host="127.0.0.1") is None
 
 
-def test_files_and_hosts_that_are_none_are_told_likewise(files: Files) -> None:
+def test_missing_files_and_hosts_are_named_in_the_same_way(files: Files) -> None:
     """Files may have been removed since they were read."""
     host = own_refusal(files.good, host=".example")
     assert host is not None

@@ -55,7 +55,7 @@ def test_one_that_is_gone_for_long_does_not_make_the_next_one_urgent() -> None:
     assert (result.lost, result.look_again_s) == (bookies("D"), DELAY_S)
 
 
-def test_nobody_is_lost_while_nobody_is_registered() -> None:
+def test_no_bookie_is_lost_while_none_is_registered() -> None:
     """However long it lasts; a bookie that is absent afterwards has the whole delay."""
     made = audit()
     made.look(known=KNOWN, registered=bookies("ABC"), now=0.0)

@@ -427,7 +427,7 @@ def test_a_damaged_log_is_left_out() -> None:
         assert whole.ledgers == copy.ledgers, "what refers to them is not known"
 
 
-def test_a_damaged_name_is_told() -> None:
+def test_a_damaged_name_is_reported() -> None:
     """By itself, and by the id of the log that has no name then."""
     whole = copy_with({})
     path = next(

@@ -74,7 +74,7 @@ def test_mistakes_are_named_and_change_nothing(acl: Shell, command: list[str], t
 
 
 @pytest.mark.integration
-def test_damaged_rules_are_told_and_cleared(acl: Shell) -> None:
+def test_damaged_rules_are_named_and_cleared(acl: Shell) -> None:
     """They shut everybody out of the proxies, so there must be a way back."""
 
     async def damage(store: ZooKeeperStore, paths: NamespacePaths) -> None:

@@ -137,7 +137,7 @@ def test_what_is_no_age(text: str) -> None:
         AGE_S.convert(text, None, None)
 
 
-def test_ages_are_told_in_the_largest_unit() -> None:
+def test_ages_are_printed_in_the_largest_unit() -> None:
     """So that they are short."""
     assert [age_text(s) for s in (0.5, 90, 7200, 86_400)] == ["0.5s", "90s", "2h", "1d"]
 

@@ -93,7 +93,7 @@ def test_what_does_not_answer_is_a_row() -> None:
     ]
 
 
-def test_auto_recovery_is_told() -> None:
+def test_auto_recovery_is_shown() -> None:
     """What it has to do, and whether anybody does it."""
     states = {
         "auditor a:1": STATUS,

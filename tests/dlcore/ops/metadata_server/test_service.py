@@ -132,7 +132,7 @@ def test_a_client_goes_on_with_its_session_on_another_connection() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"session": 12345}, {"password": b"guess".ljust(16)}])
-def test_nobody_goes_on_with_the_session_of_another(wrong: dict[str, Any]) -> None:
+def test_no_client_goes_on_with_the_session_of_another(wrong: dict[str, Any]) -> None:
     """A session that is over, and a wrong password, get the same answer, and the end."""
     world = World()
     found = world.connect(1)

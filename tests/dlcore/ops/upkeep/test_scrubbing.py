@@ -161,7 +161,7 @@ def begun(*, left_bytes: int = 1000, **values: int) -> ScrubProgress:
     )
 
 
-def test_damage_is_told_and_the_pass_goes_on() -> None:
+def test_damage_is_reported_and_the_pass_goes_on() -> None:
     """The place is behind it."""
     work = Round(begun())
     assert work.handle(Begin(START_MS)) == Find(0, 0)

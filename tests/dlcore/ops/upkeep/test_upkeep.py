@@ -193,7 +193,7 @@ def test_what_a_truncation_left_goes_too() -> None:
     on_scene(body, appends=60)
 
 
-def test_a_sweep_removes_what_nobody_needs() -> None:
+def test_a_sweep_removes_what_no_log_needs() -> None:
     """Ledgers merged away after the grace, a deleted log, leftovers and records by their age."""
 
     async def body(scene: Scene) -> None:

@@ -182,7 +182,7 @@ def test_a_varint_ends() -> None:
         Unread(b"\xff" * 6).varint()
 
 
-def test_versions_are_told_in_any_version() -> None:
+def test_versions_are_answered_in_any_version() -> None:
     """To a client of a later version with the error that makes it try an earlier one."""
     frame = (18).to_bytes(2) + (99).to_bytes(2) + (5).to_bytes(4)
     assert request_of(frame) == UnknownVersion(5)

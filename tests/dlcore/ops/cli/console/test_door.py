@@ -518,7 +518,7 @@ def test_without_the_setting_and_without_proxies_nothing_is_appended() -> None:
     on_log(body)
 
 
-def test_a_proxy_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_is_away_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the time to ask again."""
     monkeypatch.setattr(door, "PATIENCE_S", 0.1)
 
