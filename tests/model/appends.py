@@ -11,7 +11,7 @@ Promises, looked at in every state:
 
 * OnceEach: the records of an append are in the log at most once, and once if it was told so.
 * OwnersRecordsStay: each entry that the owner acknowledged is in the log.
-* No oneWaitsForEver: a state in which nothing can happen has no append that waits.
+* NobodyWaitsForEver: a state in which nothing can happen has no append that waits.
 
 `plan_append` asserts that no append enters beside an open extent.
 """
