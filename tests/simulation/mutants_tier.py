@@ -6,6 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from dlcore.log.cold import reading
 from dlcore.log.cold.reading import ColdLedgers
 from dlcore.ops.upkeep import (
@@ -192,8 +194,9 @@ def later_objects_are_read_from_the_start_of_the_ledger() -> Iterator[None]:
     """A reader gives the entries of a second object the numbers of the first one's."""
     frames = reading._frames
 
-    def unmoved(ledger: Any, stored: Any, *about: Any) -> Any:
-        return frames(ledger, type(stored)(0, 0, stored.name, stored.size_bytes), *about)
+    def unmoved(ledger: Any, at: Any, *about: Any) -> Any:
+        first = replace(at.stored, first_entry_id=0, records_before=0)
+        return frames(ledger, at._replace(stored=first), *about)
 
     with patch.object(reading, "_frames", unmoved):
         yield
