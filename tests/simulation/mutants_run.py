@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FOUND_FILE = Path(__file__).with_name("mutants_found.json")
 SEEDS_MAX = 3000
+BROKEN_AFTER = 20
+"""Seeds of which each ends with an error of Python: the mutant does not fit the code any more."""
 _TEST_TIMEOUT_S = 60
 _FAILED = 1
 """How pytest exits when a test failed, and not when anything else went wrong."""
@@ -43,6 +45,7 @@ class Finding(NamedTuple):
     seed: int | None
     """The first seed that caught it; None: it survived."""
     invariant: str
+    """The one that caught it; if it survived, why its search ended early, or nothing."""
     tried: int
     seconds: float
 
@@ -88,12 +91,15 @@ def find(name: str, seeds: Iterable[int]) -> Finding:
     """Search `seeds` for one that catches the mutant, and that passes without it."""
     logging.disable(logging.CRITICAL)
     began = time.perf_counter()
-    tried = 0
+    tried = errors = 0
     for seed in seeds:
         tried += 1
         invariant = _caught_by(name, seed)
         if _counts(name, invariant) and _passes_without(name, seed):
             return Finding(name, seed, invariant, tried, time.perf_counter() - began)
+        errors += invariant not in ("", *INVARIANTS)
+        if errors == tried == BROKEN_AFTER:
+            return Finding(name, None, f"BROKEN {invariant}", tried, time.perf_counter() - began)
     return Finding(name, None, "", tried, time.perf_counter() - began)
 
 

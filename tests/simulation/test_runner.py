@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dlcore.ledger.writing.appender import LedgerAppender
 from tests.fixtures.lengths import amount
-from tests.simulation import coverage
+from tests.simulation import coverage, mutants_run
+from tests.simulation.loop import run
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runner import run_many, run_some
 from tests.simulation.tiers import TIER_ROLES
@@ -17,7 +19,16 @@ from tests.simulation.tiers import TIER_ROLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.simulation.workload import Run
+
 SEEDS = amount(12, sampled=3)
+
+
+class _World:
+    """Refers to itself, as the objects of a run do."""
+
+    def __init__(self) -> None:
+        self.itself = self
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +78,31 @@ def test_coverage_watches_only_while_it_is_open() -> None:
     missed = coverage.Transition("LedgerAppender", "never", "seen", "before")
     lines = coverage.report(seen, {*seen, missed})
     assert f"  {missed}" in lines
+
+
+def test_a_search_keeps_no_world_of_an_earlier_run() -> None:
+    """A thousand worlds of ten megabytes would fill the memory."""
+
+    async def make() -> weakref.ref[_World]:
+        return weakref.ref(_World())
+
+    async def is_kept(world: weakref.ref[_World]) -> bool:
+        return world() is not None
+
+    world, _ = run(make())
+    assert run(is_kept(world))[0] is False
+
+
+def test_a_search_ends_soon_with_a_mutant_that_does_not_fit_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is broken itself, so that no seed shows anything."""
+
+    def raise_at_once(seed: int) -> Run:
+        raise AttributeError(seed)
+
+    monkeypatch.setattr(mutants_run, "run_seed", raise_at_once)
+    finding = mutants_run.find("write_sets_are_shifted", range(1000))
+    assert finding.seed is None
+    assert finding.invariant == "BROKEN AttributeError"
+    assert finding.tried < 100
