@@ -49,11 +49,12 @@ from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.rows_reader import AsyncLogReader
-from dlcore.log.reading.schemas import find_schemas, find_targets, schemas_to_write
+from dlcore.log.reading.schemas import find_schemas, find_targets
 from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
+from dlcore.log.typed.targets import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
 from dlcore.metadata.paths import NamespacePaths, parse_uri

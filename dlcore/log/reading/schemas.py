@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from dlcore.base.errors import EndOfStreamError
 from dlcore.base.ids import validate_log_name
 from dlcore.log.typed.arrow import EntrySchemas, entry_schemas
+from dlcore.log.typed.targets import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
 
@@ -49,14 +49,6 @@ async def find_schemas(logs: LogStore, names: Sequence[str]) -> dict[str, pa.Sch
     }
 
 
-class Target(NamedTuple):
-    """A log that may be written to."""
-
-    schema: pa.Schema | None
-    """Its columns; None for a byte log."""
-    sealed: bool
-
-
 async def find_targets(logs: LogStore, names: Sequence[str]) -> dict[str, Target]:
     """Return what a writer of each existing log has to know, in two round trips."""
     found = await logs.find_existing([validate_log_name(name) for name in names])
@@ -67,11 +59,3 @@ async def find_targets(logs: LogStore, names: Sequence[str]) -> dict[str, Target
             columns = None if schema is None else entry_schemas(schema).columns
             targets[log.name] = Target(columns, at.head.sealed)
     return targets
-
-
-def schemas_to_write(targets: Mapping[str, Target]) -> dict[str, pa.Schema | None]:
-    """Return the columns of each log; raise `EndOfStreamError` if one of them is sealed."""
-    for name, target in targets.items():
-        if target.sealed:
-            raise EndOfStreamError(f"log {name!r} is sealed: no record can follow")
-    return {name: target.schema for name, target in targets.items()}

@@ -15,7 +15,8 @@ import pytest
 
 from dlcore.base.errors import EndOfStreamError
 from dlcore.flight.answers import LogSchemas
-from dlcore.log.reading.schemas import Target, find_targets
+from dlcore.log.reading.schemas import find_targets
+from dlcore.log.typed.targets import Target
 from tests.fixtures.memory_namespace import on_log
 
 if TYPE_CHECKING:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlcore.sync.log_calls import LogCalls
 from dlcore.sync.namespace_calls import NamespaceCalls
+from dlcore.sync.reader_calls import ReaderCalls
 from dlcore.sync.staging_calls import StagedAppendCalls, StagingWriterCalls
+from dlcore.sync.writer_calls import WriterCalls
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -103,3 +106,17 @@ def test_a_call_passes_all_on(kind: type[Any], name: str) -> None:
     assert twin.answer is not None
     wanted = signature.bind(None, *positional, **named, **rest).arguments
     assert twin.answer.told == {key: value for key, value in wanted.items() if key != "self"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute"), [(ReaderCalls, "_reader"), (WriterCalls, "_writer")]
+)
+def test_what_needs_no_call_is_that_of_the_async_one(kind: type[Any], attribute: str) -> None:
+    """A reader's or writer's text and properties; nothing is asked of the loop's thread."""
+    names = [name for name, value in vars(kind).items() if isinstance(value, property)]
+    assert names
+    twin = SimpleNamespace(**{name: object() for name in names})
+    calls = object.__new__(kind)
+    setattr(calls, attribute, twin)
+    assert repr(calls) == repr(twin)
+    assert {name: getattr(calls, name) for name in names} == vars(twin)

@@ -56,10 +56,10 @@ def test_settings_are_shown_and_changed(shell: Shell, log: str) -> None:
     assert (changed["compression"], changed["segment_bytes_max"]) == ("zstd", 1_000_000)
     assert shell.json("log", "settings", log, "--unset", "compression")["compression"] is None
     of_log = ("log", "settings", log)
-    assert "with a tier of its own" in shell.outcome(*of_log, "--set", "table=delta")[2]
+    assert "expected a tier of the log's own" in shell.outcome(*of_log, "--set", "table=delta")[2]
     for change in ("tier=file:///nowhere", "table=delta"):
         shell.text(*of_log, "--set", change)
-    assert "with a tier of its own" in shell.outcome(*of_log, "--unset", "tier")[2]
+    assert "expected a tier of the log's own" in shell.outcome(*of_log, "--unset", "tier")[2]
     shell.text(*of_log, "--unset", "table", "--unset", "tier")
     for wrong, told in {
         "colour=red": "segment_bytes_max",

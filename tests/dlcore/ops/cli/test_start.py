@@ -49,16 +49,16 @@ def modules_after(statement: str) -> list[str]:
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 114),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 280),
-        (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 238),
-        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 236),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 281),
+        (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 240),
+        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 237),
         (
             ENDPOINT_WRITE,
             ("bookie", "dlcore.backends.direct.namespace", "kazoo", *FRAMES, *ARRAYS),
-            235,
+            238,
         ),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 379),
-        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 523),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 380),
+        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 524),
         (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 351),
     ],
     ids=[
