@@ -520,12 +520,13 @@ class LogSettings(
             value=self.tier,
             rule="expected none with encrypted=True: an encrypted log stays on bookies",
         )
-        is_known, known = self.table in (None, "delta", "iceberg"), "expected delta or iceberg"
+        is_known = self.table in (None, "delta", "iceberg")
+        formats, place = "expected delta or iceberg, or nothing", "expected a tier of the log's own"
         require(
             condition=is_known and (self.table is None or self.tier_url is not None),
             key="table",
             value=self.table,
-            rule="expected a tier of the log's own" if is_known else f"{known}, or nothing",
+            rule=place if is_known else formats,
         )
         require(
             condition=self.retention_s is None or self.retention_s > 0,
@@ -533,7 +534,6 @@ class LogSettings(
             value=self.retention_s,
             rule="expected seconds > 0, or nothing: records stay",
         )
-
         require(
             condition=self.retention_bytes is None or self.retention_bytes > 0,
             key="retention_bytes",

@@ -20,7 +20,12 @@ from dlcore.base.errors import ConfigurationError
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.kafka import consumed, consumer
-from tests.fixtures.kafka_proxies import filled, go_on_through_faults, kafka_address
+from tests.fixtures.kafka_proxies import (
+    filled,
+    go_on_through_faults,
+    kafka_address,
+    kafka_addresses,
+)
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import log_name_for, payloads_in, produce
 from tests.fixtures.waiting import wait_until
@@ -41,10 +46,7 @@ def test_a_log_of_many_segments(sandbox: Sandbox, kafka_proxies: list[ProxyProce
 
     It also does when the log moves, and when the proxy is killed that serves it.
     """
-    uri, addresses = (
-        sandbox.uri,
-        ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies),
-    )
+    uri, addresses = sandbox.uri, kafka_addresses(kafka_proxies, sandbox.uri)
     name = filled(uri, FILLED, log_name_for(kafka_proxies[0], uri))
     first = FILLED - len(payloads_in(uri, name))
     assert first > 1
@@ -68,7 +70,7 @@ def test_a_follower_goes_on_at_another_proxy(
 ) -> None:
     """When the log moves, and when the proxy is killed from which it reads."""
     killed, other = kafka_proxies
-    addresses = ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies)
+    addresses = kafka_addresses(kafka_proxies, sandbox.uri)
     name = log_name_for(killed, sandbox.uri)
     with open_namespace(sandbox.uri) as namespace:
         namespace.create_log(name)

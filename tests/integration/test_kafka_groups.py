@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
-from tests.fixtures.kafka_proxies import PORT, kafka_address
+from tests.fixtures.kafka_proxies import PORT, kafka_addresses
 from tests.fixtures.proxies import ProxyProcess, log_name_for, proxy_process, wait_for_no_proxy
 from tests.fixtures.waiting import wait_until
 
@@ -69,7 +69,7 @@ def test_a_member_takes_over(sandbox: Sandbox, proxies: list[ProxyProcess]) -> N
     """From a process that is killed, and again when the coordinator is killed."""
     name = log_name_for(proxies[0], sandbox.uri)
     write(sandbox.uri, name, 0, 150)
-    addresses = ",".join(kafka_address(each, sandbox.uri) for each in proxies)
+    addresses = kafka_addresses(proxies, sandbox.uri)
     topic = name.replace("/", ".")
     command = [sys.executable, "-c", MEMBER, addresses, topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as member:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.sync import open_namespace
-from tests.fixtures.kafka_proxies import filled, go_on_through_faults, kafka_address
+from tests.fixtures.kafka_proxies import filled, go_on_through_faults, kafka_addresses
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import log_name_for, payloads_in, produce
 from tests.fixtures.waiting import wait_until
@@ -49,10 +49,7 @@ def test_a_log_of_many_segments(
 
     It also reads on when the log moves, and when the proxy is killed from which it reads.
     """
-    uri, addresses = (
-        sandbox.uri,
-        ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies),
-    )
+    uri, addresses = sandbox.uri, kafka_addresses(kafka_proxies, sandbox.uri)
     name = filled(uri, FILLED, log_name_for(kafka_proxies[0], uri))
     first = FILLED - len(payloads_in(uri, name))
     assert first > 1
@@ -73,7 +70,7 @@ def test_a_follower_goes_on_at_another_proxy(
 ) -> None:
     """When the log moves, and when the proxy is killed from which it reads."""
     killed, other = kafka_proxies
-    addresses = ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies)
+    addresses = kafka_addresses(kafka_proxies, sandbox.uri)
     name = log_name_for(killed, sandbox.uri)
     with open_namespace(sandbox.uri) as namespace:
         namespace.create_log(name)
@@ -111,7 +108,7 @@ def test_a_member_goes_on_where_another_left(
     """Behind what was committed, also when the proxy is killed that coordinated the group."""
     name = filled(sandbox.uri, 40_000)
     expected = payloads_in(sandbox.uri, name)
-    addresses = ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies)
+    addresses = kafka_addresses(kafka_proxies, sandbox.uri)
     found: list[bytes] = []
     for step in range(3):
         arguments = (addresses, name.replace("/", "."), "reports", 700)

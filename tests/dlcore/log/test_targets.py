@@ -1,6 +1,6 @@
 """A writer asks for kind, columns and seal of its logs at once.
 
-Goal: it is told of a sealed log, and of a log that is deleted meanwhile as if it were not there.
+Goal: a sealed log is an error, and a log that is deleted meanwhile counts as if it were not there.
 Spark asks before each micro-batch, so that each round trip counts.
 """
 
