@@ -94,7 +94,6 @@ def _collecting_by_steps() -> Iterator[None]:
     What is held weakly, as the logs that a proxy reads, goes with it, and generators that no one
     ended are ended by it: a seed would not give one order of events.
     """
-    gc.collect()  # the world of an earlier run, which would be kept with all that is frozen
     gc.disable()
     gc.freeze()  # what was there before is not looked at with each step
     try:

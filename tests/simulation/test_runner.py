@@ -10,11 +10,11 @@ import pytest
 
 from dlcore.ledger.writing.appender import LedgerAppender
 from tests.fixtures.lengths import amount
-from tests.simulation import coverage, mutants_run
-from tests.simulation.loop import run
+from tests.simulation import coverage, mutants_run, workload
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runner import run_many, run_some
 from tests.simulation.tiers import TIER_ROLES
+from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,17 +80,18 @@ def test_coverage_watches_only_while_it_is_open() -> None:
     assert f"  {missed}" in lines
 
 
-def test_a_search_keeps_no_world_of_an_earlier_run() -> None:
+def test_a_search_keeps_no_world_of_an_earlier_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand worlds of ten megabytes would fill the memory."""
+    worlds: list[weakref.ref[_World]] = []
+    kept: list[int] = []
 
-    async def make() -> weakref.ref[_World]:
-        return weakref.ref(_World())
+    async def live(seed: int, result: Run) -> None:
+        kept.append(sum(world() is not None for world in worlds))
+        worlds.append(weakref.ref(_World()))
 
-    async def is_kept(world: weakref.ref[_World]) -> bool:
-        return world() is not None
-
-    world, _ = run(make())
-    assert run(is_kept(world))[0] is False
+    monkeypatch.setattr(workload, "_main", live)
+    assert not any(run_seed(seed).failure for seed in range(3))
+    assert kept == [0, 0, 0]
 
 
 def test_a_search_ends_soon_with_a_mutant_that_does_not_fit_the_code(
