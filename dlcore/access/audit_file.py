@@ -139,7 +139,7 @@ class AuditFile:
         self._tell_left_out()
         # Only what an anonymous caller does not choose makes a kind, so that the kinds are few.
         kind = (line.principal, line.entrance)
-        if self._denials.is_told(kind, now_s=steady_s()):
+        if self._denials.is_written(kind, now_s=steady_s()):
             self._append(self._timed(line))
         else:
             self._like[kind] = self._timed(line)

@@ -30,17 +30,17 @@ class Expiries:
     """Decides which warnings to write."""
 
     def __init__(self) -> None:
-        self._told_ms: dict[Expiry, int] = {}
+        self._warned_ms: dict[Expiry, int] = {}
 
     def due(self, found: Sequence[Expiry], *, now_ms: int) -> list[str]:
         """Return the warnings to write now; those of files that were replaced are forgotten."""
-        self._told_ms = {each: ms for each, ms in self._told_ms.items() if each in found}
+        self._warned_ms = {each: ms for each, ms in self._warned_ms.items() if each in found}
         warnings = []
         for each in found:
-            told_ms = self._told_ms.get(each)
+            warned_ms = self._warned_ms.get(each)
             is_near = each.expires_ms - now_ms <= WARNED_BEFORE_MS
-            if is_near and (told_ms is None or now_ms - told_ms >= _DAY_MS):
-                self._told_ms[each] = now_ms
+            if is_near and (warned_ms is None or now_ms - warned_ms >= _DAY_MS):
+                self._warned_ms[each] = now_ms
                 warnings.append(_warning_of(each, now_ms))
         return warnings
 

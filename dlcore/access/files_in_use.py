@@ -45,7 +45,7 @@ class FilesInUse(Generic[ContentT, MadeT]):
         self._make = make
         self._what = what
         self._where = where
-        self._told = ""
+        self._logged = ""
         self.content = read()
         self.made = make(self.content)
 
@@ -54,21 +54,21 @@ class FilesInUse(Generic[ContentT, MadeT]):
         try:
             content = self._read()
             if content == self.content:
-                self._told = ""
+                self._logged = ""
                 return False
             made = self._make(content)
             if self._read() != content:
                 return False  # they are being written, and the next look will see it
         except ConfigurationError as error:
-            if str(error) != self._told:
+            if str(error) != self._logged:
                 logger.warning(
                     "the %s stay as they were: %s; to do: correct the files; until then the "
                     "earlier ones are in use, and newer ones are not known",
                     self._what,
                     error,
                 )
-            self._told = str(error)
+            self._logged = str(error)
             return False
-        self.content, self.made, self._told = content, made, ""
+        self.content, self.made, self._logged = content, made, ""
         logger.info("the %s were read again: %s", self._what, self._where)
         return True

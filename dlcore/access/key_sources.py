@@ -1,4 +1,4 @@
-"""Keys that change while a process uses them: in a file, or told by a server or a command.
+"""Keys that change while a process uses them: in a file, or given by a server or a command.
 
 Promises: a change of a file is seen when its keys are asked for.  A teller is asked every few
 minutes, and sooner for a key that is not known, but not more often than every few seconds, however
@@ -31,7 +31,7 @@ REFRESH_S = 300.0
 AGAIN_S = 10.0
 """A teller is not asked more often than this."""
 SIZE_BYTES_MAX = MIB
-"""Keys in a file, or told, are at most so large."""
+"""The largest size of keys, in a file or given otherwise."""
 
 
 class NamedKeys(Protocol):
@@ -115,13 +115,13 @@ class KeyTeller(Generic[KeysT]):
     async def keys_for(self, name: str | None) -> KeysT:
         """Return the keys; for a name that is not among them, the teller is asked again.
 
-        Raises: LogNotReadyError: it has told none yet.
+        Raises: LogNotReadyError: it has given none yet.
         """
         if self._keys is None or (name is not None and name not in self._keys):
             await self._ask()
         if self._keys is None:
             raise LogNotReadyError(
-                f"the keys are not known yet: {self._where} has not told them: {self._problem}",
+                f"the keys are not known yet: {self._where} has not given them: {self._problem}",
                 retry_after_s=1.0,
             )
         return self._keys

@@ -78,7 +78,7 @@ def closed_unheard(files: TlsFiles | None) -> str:
     )
 
 
-def told_by_grpc(details: str, files: TlsFiles) -> str:
+def grpc_failure(details: str, files: TlsFiles) -> str:
     """Return the text of a failed call, for which gRPC has only a text, with possible remedies."""
     if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
         return (
@@ -129,25 +129,25 @@ def judge_as_grpc(context: ssl.SSLContext) -> None:
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
 
 
-def tell_refusals(context: ssl.SSLContext) -> None:
+def log_refusals(context: ssl.SSLContext) -> None:
     """Make a server's log show which clients' certificates it refuses, and why.
 
     An event loop drops such a connection silently, before a protocol learns of it.
     """
-    told = Seldom(1)
+    seldom = Seldom(1)
 
-    class ToldHandshake(ssl.SSLObject):
+    class LoggedHandshake(ssl.SSLObject):
         def do_handshake(self) -> None:
             try:
                 super().do_handshake()
             except ssl.SSLError as error:
-                _tell(error, told, now_s=asyncio.get_running_loop().time())
+                _log(error, seldom, now_s=asyncio.get_running_loop().time())
                 raise
 
-    context.sslobject_class = ToldHandshake
+    context.sslobject_class = LoggedHandshake
 
 
-def _tell(error: ssl.SSLError, told: Seldom, *, now_s: float) -> None:
+def _log(error: ssl.SSLError, seldom: Seldom, *, now_s: float) -> None:
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = _reason(error, "tls_ca names", purpose="clientAuth")
         text = f"a client's certificate is not accepted {reason}"
@@ -156,11 +156,11 @@ def _tell(error: ssl.SSLError, told: Seldom, *, now_s: float) -> None:
     else:  # OpenSSL's names of what is no TLS differ between its versions
         other = f"a client's handshake failed ({error.reason}); if it has none, {_NO_TLS}"
         text = _REFUSED.get(error.reason, other)
-    for like, count in told.left_out(now_s=now_s).items():
+    for like, count in seldom.left_out(now_s=now_s).items():
         logger.warning(
             "%d more like this were left out: %s; to do: as for the first one", count, like
         )
-    if told.is_told(text, now_s=now_s):
+    if seldom.is_written(text, now_s=now_s):
         logger.warning(
             "%s; to do: if the client is one of yours, correct its certificate (docs/tls.md); "
             "else nothing",

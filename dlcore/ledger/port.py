@@ -53,12 +53,12 @@ class ColdEntries(Protocol):
 class HeldEntries(NamedTuple):
     """The entries of a ledger that a bookie holds above the LAC that it knows.
 
-    From its LAC up to `told_to`, exactly the entries in `ranges` are durable there (first and last,
-    ascending and apart).  Entries above `told_to` are unknown.
+    From its LAC up to `known_to`, exactly the entries in `ranges` are durable there: pairs of first
+    and last entry, ascending and apart.  Entries above `known_to` are unknown.
     """
 
     last_add_confirmed: int
-    told_to: int
+    known_to: int
     ranges: Sequence[tuple[int, int]]
 
 

@@ -121,17 +121,17 @@ class Callers:
     def _header_of(self, context: Context) -> str | None:
         """Return the header of a call that proves who calls; None without one."""
         metadata = context.invocation_metadata() or ()
-        told = [(key, value) for key, value in metadata if key in (AUTHORIZATION, _OLD_KEY)]
-        if not told:
+        given = [(key, value) for key, value in metadata if key in (AUTHORIZATION, _OLD_KEY)]
+        if not given:
             return None
-        key, value = told[0]
+        key, value = given[0]
         if self._tokens is None:
             raise UnauthenticatedError(
                 f"metadata {key!r} has a token, and this proxy checks none: send none, or give the "
                 "proxy a token_issuer.  It serves every client that can connect; with TLS, every "
                 "client with a certificate that its tls_ca signed (docs/security.md)"
             )
-        if key == _OLD_KEY or len(told) > 1 or isinstance(value, bytes):
+        if key == _OLD_KEY or len(given) > 1 or isinstance(value, bytes):
             raise UnauthenticatedError(f"metadata {key!r}: {_EXPECTED}")
         return value
 

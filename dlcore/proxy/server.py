@@ -132,7 +132,7 @@ class ProxyServer(AsyncClosing):
             steps.push_async_callback(balancing.aclose)
             found = checks(membership, health, audit)
             actions = Actions(
-                namespace, membership, owner, puts, drain, undrain, balancing.told, tls, found
+                namespace, membership, owner, puts, drain, undrain, balancing.report, tls, found
             )
             callers = Callers(membership, config)
             steps.push_async_callback(callers.aclose)
@@ -161,7 +161,7 @@ class ProxyServer(AsyncClosing):
             await _join(membership, context)
             balancing.start()
             await steps.enter_async_context(_watched(tls))
-            health.tell(serves=True)
+            health.report(serves=True)
             steps.push_async_callback(drain)
             return cls(location, reads, opened, kafka, steps.pop_all())
 
@@ -185,14 +185,14 @@ def _changes(
 
     async def drain() -> None:
         # First, so that load balancers send no more clients while logs are released.
-        health.tell(serves=False)
+        health.report(serves=False)
         async with changing:
             await owner.drain()
 
     async def undrain() -> None:
         async with changing:
             await owner.undrain()
-            health.tell(serves=True)
+            health.report(serves=True)
 
     return drain, undrain
 

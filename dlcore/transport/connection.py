@@ -203,8 +203,8 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 on_answer(None)
             except Exception as defect:  # noqa: BLE001 - the other calls must get their answers
-                told = {"message": "taking an answer failed", "exception": defect}
-                self._loop.call_exception_handler(told)
+                context = {"message": "taking an answer failed", "exception": defect}
+                self._loop.call_exception_handler(context)
 
     def _say_at(self, at_s: float, event: type[Tick | Expire]) -> None:
         say = partial(self._say_now, event)

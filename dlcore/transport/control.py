@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from dlcore.access.tls_refusals import TLS_CLOSED, told_by_grpc
+from dlcore.access.tls_refusals import TLS_CLOSED, grpc_failure
 from dlcore.base.errors import BookieUnavailableError
 from dlcore.base.proto import bookie_pb2 as pb
 from dlcore.base.proto.bookie_pb2_grpc import BookieControlStub
@@ -157,7 +157,7 @@ class ControlClient:
             self._retire(address)
             code, details = error.code().name, error.details() or ""
             if self._tls is not None:
-                details = told_by_grpc(details, self._tls.files)
+                details = grpc_failure(details, self._tls.files)
             elif "Socket closed" in details:
                 details += f"; {TLS_CLOSED}"
             raise BookieUnavailableError(f"{bookie}: {code}: {details}") from error

@@ -216,11 +216,11 @@ class HttpServer(AsyncClosing):
     def _failed(self, request: web.Request, error: web.HTTPException) -> web.StreamResponse:
         from aiohttp import web
 
-        told = None
+        answer = None
         if self._unknown is not None and request.match_info.http_exception is not None:
-            told = self._unknown(request.method, request.path, error.status)
-        if told is not None:
-            return web.json_response(told, status=error.status, headers=_kept(error))
+            answer = self._unknown(request.method, request.path, error.status)
+        if answer is not None:
+            return web.json_response(answer, status=error.status, headers=_kept(error))
         return web.Response(status=error.status, text=f"{error.reason}\n", headers=_kept(error))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from dlcore.access.tls_refusals import tell_refusals
+from dlcore.access.tls_refusals import log_refusals
 
 if TYPE_CHECKING:
     import ssl
@@ -63,7 +63,7 @@ class Listener:
 
     async def _serve(self, context: ssl.SSLContext | None, **address: Any) -> asyncio.Server:
         if context is not None:
-            tell_refusals(context)
+            log_refusals(context)
         return await asyncio.get_running_loop().create_server(
             self._new_connection,
             **address,

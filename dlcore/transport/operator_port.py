@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlcore.access.entrances import Entrance
-from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.clock import SystemClock, steady_s
 from dlcore.base.errors import DLError
 from dlcore.base.exposition import CONTENT_TYPE, SampleCollector, exposition
@@ -168,7 +168,7 @@ class _Pages:
             SampleCollector(METRICS, self._samples),
             SampleCollector(operated.metrics, *operated.sources),
         ]
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self._running: asyncio.Task[Trial] | None = None
         self._last: Trial | None = None
 

@@ -39,10 +39,10 @@ from dlcore.ledger.port import OnAnswer
 from dlcore.wire.client_end import (
     Brought,
     ClientEnd,
+    LacReceived,
     Read,
     ReadRefused,
     Stored,
-    Told,
     Welcomed,
     WriteRefused,
 )
@@ -585,7 +585,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
                 return [Confirm(message.writes)]
             case Brought(read, answer):
                 return [Bring(read, answer)]
-            case Told(read, lac):
+            case LacReceived(read, lac):
                 return [Bring(read, lac)]
             case WriteRefused(write, error):
                 return [self._writes.refuse(write, _named(self.bookie, error))]

@@ -282,10 +282,10 @@ def watch_held(ledger_id: int, record: BookieRecord) -> Judge:
         if is_no(answer):
             record.on_ledger_denied(ledger_id, held)
         elif isinstance(answer, HeldEntries):
-            lac, told_to, told = answer
+            lac, known_to, told = answer
             record.on_lac(ledger_id, lac, known)
             ranges = [range(first, last + 1) for first, last in told]
-            record.on_listed(ledger_id, [e for e in held if lac < e <= told_to], ranges)
+            record.on_listed(ledger_id, [e for e in held if lac < e <= known_to], ranges)
             for each in ranges:
                 record.on_shown(ledger_id, each)
 

@@ -425,7 +425,7 @@ def a_read_relies_on_the_lac() -> Iterator[None]:
         quorum: QuorumConfig, first_entry_id: int, answers: Mapping[int, HeldEntries]
     ) -> LedgerEnd | None:
         end = judge_end(quorum, first_entry_id, answers)
-        return None if end is None else end._replace(held=end.told, is_decided=True)
+        return None if end is None else end._replace(held=end.claimed, is_decided=True)
 
     with patch.object(reader_module, "judge_end", told):
         yield

@@ -289,7 +289,7 @@ class JudgedReads:
         self._record = bookie.record
         self._client = client
         self._storage = storage
-        self.may_tell_more = storage.reads.may_tell_more
+        self.may_have_news = storage.reads.may_have_news
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Read the LAC."""
@@ -330,7 +330,7 @@ class JudgedReads:
         """Read what is new."""
         judge = watch_follow(ledger_id, first_entry_id, self._record)
         work = self._storage.reads.follow_chunk(
-            ledger_id, first_entry_id=first_entry_id, told=told, bytes_max=bytes_max
+            ledger_id, first_entry_id=first_entry_id, sent=told, bytes_max=bytes_max
         )
         result: FollowUpdate | None = await self._judged(work, judge)
         return result

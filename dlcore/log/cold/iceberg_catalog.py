@@ -80,7 +80,7 @@ def open_catalog(url: str) -> Any:
         ObjectStoreError: it does not answer.
     """
     properties = configuration(url)
-    with told("opening the catalog of", url):
+    with catalog_errors("opening the catalog of", url):
         from pyiceberg.exceptions import NotInstalledError
 
         try:
@@ -141,7 +141,7 @@ def _loaded(url: str, place: tuple[str, str]) -> Any:
     catalog = open_catalog(url)
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-    with told("reading the table", url), suppress(NoSuchTableError, NoSuchNamespaceError):
+    with catalog_errors("reading the table", url), suppress(NoSuchTableError, NoSuchNamespaceError):
         return catalog.load_table(identifier_of(place))
     return None
 
@@ -152,13 +152,13 @@ def namespace_of(url: str) -> str:
 
 
 @contextmanager
-def told(what: str, url: str) -> Iterator[None]:
+def catalog_errors(what: str, url: str) -> Iterator[None]:
     """Raise what the library raises as `ObjectStoreError`."""
     from pyiceberg import exceptions
 
     kinds = [each for each in vars(exceptions).values() if isinstance(each, type)]
     kinds += [ValueError, RuntimeError, *_of_databases()]
-    with stores.told(what, url, *(each for each in kinds if issubclass(each, Exception))):
+    with stores.store_errors(what, url, *(each for each in kinds if issubclass(each, Exception))):
         yield
 
 

@@ -177,8 +177,8 @@ async def _describe_garbage(namespace: DirectNamespace, name: str) -> str:
     try:
         for info in await namespace.get_bookies():
             if info.bookie.name == name:
-                told = await control.ask(info.bookie, info.control_address)
-                return f"it holds {told.ledgers} ledgers, and {needed} refer to it"
+                answer = await control.ask(info.bookie, info.control_address)
+                return f"it holds {answer.ledgers} ledgers, and {needed} refer to it"
     except BookieUnavailableError as error:
         return f"how much is unknown ({error}), {needed} ledgers refer to it"
     finally:

@@ -131,7 +131,7 @@ class Collector:
         ]
         if server.folder:
             parts.append(self._part(f"folders/{label}", lambda: _threaded(server.list_folder)))
-        if server.told["settings"].get("http_address"):
+        if server.facts["settings"].get("http_address"):
             metrics = partial(server.metrics, self._tls)
             parts.append(self._part(f"metrics/{label}.txt", lambda: _threaded(metrics)))
         await asyncio.gather(*parts)
@@ -194,7 +194,7 @@ class Collector:
 def _answered(answer: Answer[Any]) -> dict[str, object]:
     return {
         "name": answer.server,
-        "told": msgspec.to_builtins(answer.told),
+        "told": msgspec.to_builtins(answer.report),
         "problem": answer.problem or None,
         "ahead_ms": answer.ahead_ms,
         "within_ms": answer.within_ms,

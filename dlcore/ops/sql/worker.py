@@ -51,8 +51,8 @@ def main() -> int:
 
 
 def _failed(error: DLError) -> int:
-    told = {"kind": type(error).__name__, "error": str(error)}
-    sys.stderr.write("\n" + json.dumps(told) + "\n")
+    failure = {"kind": type(error).__name__, "error": str(error)}
+    sys.stderr.write("\n" + json.dumps(failure) + "\n")
     return 1
 
 

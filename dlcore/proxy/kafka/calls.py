@@ -356,7 +356,7 @@ class Calls:
         return feed
 
     def _drop(self, topic: str) -> DLError | None:
-        """Close the feed of a topic, if there is one; return its error, which was not told yet."""
+        """Close the feed of a topic, if there is one; return its error, which no client got yet."""
         feed = self._feeds.pop(topic, None)
         if feed is None:
             return None

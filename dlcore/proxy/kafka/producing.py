@@ -2,7 +2,7 @@
 
 A request is taken when all its batches are refused, or accepted by their logs, in their order; the
 next one of the connection may be taken before this one is answered.  Records that are not
-acknowledged are never told as written, and those that may be in the log never as refused.
+acknowledged are never reported as written, and those that may be in the log never as refused.
 """
 
 from __future__ import annotations

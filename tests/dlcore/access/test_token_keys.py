@@ -88,7 +88,7 @@ def test_a_server_is_asked_for_a_new_key_but_not_too_often(
         monkeypatch.setattr(key_sources, "AGAIN_S", 1000.0)
         source = KeyTeller("https://x.example", ask, Keys.parse)
         for _ in range(2):
-            with pytest.raises(LogNotReadyError, match="has not told them"):
+            with pytest.raises(LogNotReadyError, match="has not given them"):
                 await source.keys_for(None)
         assert len(asked) == 1
         monkeypatch.setattr(key_sources, "AGAIN_S", 0.0)

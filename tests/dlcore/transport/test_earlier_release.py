@@ -9,9 +9,9 @@ from tests.fixtures.raw_wire import WELCOME, RawEnd, raw_bookie
 from tests.fixtures.served_bookie import BOOKIE, client_of, frame_of, run
 
 
-@pytest.mark.parametrize(("held", "told_to"), [(0, 0), (3, 3), (99, 15)])
+@pytest.mark.parametrize(("held", "known_to"), [(0, 0), (3, 3), (99, 15)])
 def test_a_bookie_of_an_earlier_release_is_asked_for_one_entry_after_the_other(
-    held: int, told_to: int
+    held: int, known_to: int
 ) -> None:
     """It does not speak READ_HELD, and is not sent it."""
     received: list[Message | None] = []
@@ -32,7 +32,7 @@ def test_a_bookie_of_an_earlier_release_is_asked_for_one_entry_after_the_other(
     async def scenario() -> None:
         async with raw_bookie(serve_old) as address, client_of(address) as client:
             answer = await client.read_held(BOOKIE, ledger_id=1)
-            assert answer == (-1, told_to, [(0, min(held, 16) - 1)] if held else [])
+            assert answer == (-1, known_to, [(0, min(held, 16) - 1)] if held else [])
 
     run(scenario)
     assert {type(each) for each in received} <= {Hello, ReadLac, ReadEntry}

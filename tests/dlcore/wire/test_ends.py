@@ -21,9 +21,9 @@ from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import (
     Brought,
     ClientEnd,
+    LacReceived,
     ReadRefused,
     Stored,
-    Told,
     Welcomed,
     WriteRefused,
 )
@@ -387,7 +387,7 @@ def test_answers_find_their_requests() -> None:
     refused = client.next_event()
     assert isinstance(refused, WriteRefused)
     assert (refused.write, type(refused.error)) == ("two", LedgerFencedError)
-    assert client.next_event() == Told("lac", 7)
+    assert client.next_event() == LacReceived("lac", 7)
     denied = client.next_event()
     assert isinstance(denied, ReadRefused)
     assert (denied.read, type(denied.error)) == ("entry", NoSuchEntryError)

@@ -112,8 +112,8 @@ class Door:
         async def serve(request: web.Request) -> web.StreamResponse:
             refused = refusal(request)
             if refused is not None:
-                told = error_value(AccessDeniedError(refused.text))
-                return web.json_response(told, status=refused.status)
+                value = error_value(AccessDeniedError(refused.text))
+                return web.json_response(value, status=refused.status)
             try:
                 requests.token_of(request.headers)  # before anything else is answered
                 return await answer(request)
