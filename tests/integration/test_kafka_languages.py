@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.prove, pytest.mark.timeout(18
 
 RECORDS = amount(1_000_000, sampled=40_000)
 FILLED = RECORDS * 3 // 4
-"""So many are there before a client reads; the others come while the log moves."""
+"""Number of records before a client reads; the others come while the log moves."""
 LOST = amount(60, sampled=12)
-"""So many answers are lost in each part of a test."""
+"""Number of answers that are lost in each part of a test."""
 RECORD_BYTES = 100
 
 
@@ -45,7 +45,7 @@ def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_log_of_many_segments(
     sandbox: Sandbox, kafka_proxies: list[ProxyProcess], command: list[str], tmp_path: Path
 ) -> None:
-    """It asks for what is truncated, is told the earliest record, and reads on from there.
+    """It asks for truncated records, learns the earliest one, and reads on from there.
 
     It also reads on when the log moves, and when the proxy is killed from which it reads.
     """
@@ -159,6 +159,6 @@ def test_lost_answers_double_nothing(
     assert writer.sent == writer.count
     found = payloads_in(sandbox.uri, name)
     assert found == [b"%d:" % n + b"x" * (RECORD_BYTES - len(f"{n}:")) for n in range(writer.count)]
-    told = {number: offset for number, offset in writer.offsets.items() if offset >= 0}
-    assert all(number == offset for number, offset in told.items())
-    assert len(told) > len(found) // 2
+    known = {number: offset for number, offset in writer.offsets.items() if offset >= 0}
+    assert all(number == offset for number, offset in known.items())
+    assert len(known) > len(found) // 2

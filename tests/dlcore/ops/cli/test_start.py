@@ -88,7 +88,7 @@ def test_a_command_imports_little(
 
 
 def test_what_is_loaded_lazily_is_all_there() -> None:
-    """What stood for a module has all of it; its parts and later imports are the real ones."""
+    """The stand-in of a module has all of it; its parts and later imports are the real ones."""
     code = """if True:
         import sys
         from dlcore.ops.cli.lazy import load_lazily
