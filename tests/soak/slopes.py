@@ -25,7 +25,7 @@ POINTS_MIN = 20
 POINTS_MAX = 200
 """A longer life is thinned to so many: pairs grow as the square."""
 _SCALE = 1.4826
-"""The factor of the median of absolute distances: that is the standard deviation of normal noise."""
+"""The factor of the median of absolute distances that gives normal noise its deviation."""
 
 
 class Point(NamedTuple):

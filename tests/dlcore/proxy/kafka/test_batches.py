@@ -121,7 +121,7 @@ def test_the_header_says_what_is_in_the_batch(count: int) -> None:
     }
 
 
-@pytest.mark.parametrize("has_told", [False, True])
+@pytest.mark.parametrize("has_more", [False, True])
 def test_keys_nulls_and_headers(has_more: bool) -> None:
     """Another implementation reads what a record has of them, for few records as for many."""
     count = FEW_RECORDS + 1
