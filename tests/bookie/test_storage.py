@@ -23,7 +23,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.port import EntryRange
+from dlcore.wire.port import EntryRange
 from tests.fixtures.storage import (
     ManualClock,
     make_frame,
