@@ -19,7 +19,7 @@ from tests.simulation.loop import run
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.ledger.port import FollowUpdate
+    from dlcore.wire.port import FollowUpdate
 
     Updates = AsyncGenerator[FollowUpdate, None]
 

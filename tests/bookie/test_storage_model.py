@@ -18,7 +18,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.port import ENTRY_ID_MAX
+from dlcore.wire.port import ENTRY_ID_MAX
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config
