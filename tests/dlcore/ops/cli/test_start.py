@@ -58,7 +58,7 @@ def modules_after(statement: str) -> list[str]:
             238,
         ),
         (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 380),
-        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 525),
+        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 526),
         (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 352),
     ],
     ids=[
