@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from dlcore.ledger.port import FollowUpdate
 from dlcore.wire.messages import Chunk, Follow, ReadEntries, Update
+from dlcore.wire.port import FollowUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

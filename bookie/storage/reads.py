@@ -14,8 +14,8 @@ from bookie.files.entry_reader import check_room
 from bookie.files.listed_ranges import ListedRanges
 from bookie.ledger_state import check_id
 from dlcore.base.errors import BadRequestError, NoSuchLedgerError
-from dlcore.ledger.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
 from dlcore.wire.messages import HELD_RANGES_MAX
+from dlcore.wire.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

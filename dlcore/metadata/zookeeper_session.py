@@ -34,7 +34,7 @@ from dlcore.metadata.watches import Watches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.access.rights import Rule
 from dlcore.backends.direct.log import DirectLog
+from dlcore.base.access.rights import Rule
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -63,8 +63,8 @@ from dlcore.proxy.writing.appends import Appends
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.health import Check
     from dlcore.flight.actions import Action
     from dlcore.flight.needs import Pass

@@ -16,8 +16,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore.access.principals import ANONYMOUS, Caller, Principal, Proof
-from dlcore.access.tls import name_in_certificate
+from dlcore.base.access.principals import ANONYMOUS, Caller, Principal, Proof
+from dlcore.base.access.tls import name_in_certificate
 from dlcore.base.clock import wall_s
 from dlcore.base.errors import LogNotReadyError, MetadataError, UnauthenticatedError
 from dlcore.base.extras import missing_packages_explained
@@ -27,8 +27,8 @@ from dlcore.flight.forwards import wish_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from dlcore.access.key_sources import KeySource
-    from dlcore.access.tokens import Keys
+    from dlcore.base.access.key_sources import KeySource
+    from dlcore.base.access.tokens import Keys
     from dlcore.base.errors import DLError
     from dlcore.flight.calls import Context
     from dlcore.flight.forwards import Forwarder
@@ -212,8 +212,8 @@ class Tokens:
 
     def __init__(self, config: ProxyConfig) -> None:
         with missing_packages_explained():
-            from dlcore.access.token_keys import open_keys  # loads joserfc
-            from dlcore.access.tokens import Token, TokenRules
+            from dlcore.base.access.token_keys import open_keys  # loads joserfc
+            from dlcore.base.access.tokens import Token, TokenRules
 
         self._parse = Token.parse
         self._keys: KeySource[Keys] = open_keys(config.token_keys, config.token_issuer)

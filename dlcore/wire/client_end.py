@@ -56,7 +56,7 @@ from dlcore.wire.statuses import error_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.wire.memory import ReceiveMemory
+    from dlcore.wire.receive_memory import ReceiveMemory
 
 W = TypeVar("W")
 R = TypeVar("R")

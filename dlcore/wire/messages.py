@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 import crc32c
 import msgspec
 
-from dlcore.access.capability import CAPABILITY_BYTES_MAX, CAPABILITY_BYTES_MIN
+from dlcore.base.access.capability import CAPABILITY_BYTES_MAX, CAPABILITY_BYTES_MIN
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.base.errors import BadRequestError
 from dlcore.base.features import handshake_bit

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.serving.read_streams import FollowStream
 from dlcore.base.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update
 from tests.fixtures.aio import until
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import follow, make_frame, open_storage
 from tests.simulation.loop import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.ledger.port import FollowUpdate
+    from dlcore.wire.port import FollowUpdate
 
     Updates = AsyncGenerator[FollowUpdate, None]
 

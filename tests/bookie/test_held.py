@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.storage.reads import _ABSENT_MAX
 from dlcore.base.errors import BookieUnavailableError, NoSuchLedgerError
-from dlcore.ledger.port import ENTRY_ID_MAX
 from dlcore.wire.messages import HELD_RANGES_MAX
+from dlcore.wire.port import ENTRY_ID_MAX
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
 

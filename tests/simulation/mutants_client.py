@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
-    from dlcore.ledger.port import HeldEntries
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import HeldEntries
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from bookie.serving.service import BookieService
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import DLError
-from dlcore.transport.client import WireBookieClient
-from dlcore.transport.dialing import Dialer
+from dlcore.wire.client import WireBookieClient
+from dlcore.wire.dialing import Dialer
 from dlcore.wire.digest import decode_frame
 from tests.simulation.connections import (
     READ_CHUNK_BYTES,
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from bookie.serving.connection import Connection
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate, HeldEntries
     from dlcore.wire.digest import BytesLike
     from dlcore.wire.frames import FrameRun
+    from dlcore.wire.port import EntryRange, FollowUpdate, HeldEntries
     from tests.simulation.connections import Judge
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.flight.bearer import Token
+    from dlcore.base.access.tls import TlsFiles
 
 _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
@@ -225,7 +225,7 @@ class Endpoint(AsyncClosing):
         self._tls = tls
         in_use = None
         if tls is not None:
-            from dlcore.access.tls_in_use import TlsInUse  # not needed without TLS
+            from dlcore.base.access.tls_in_use import TlsInUse  # not needed without TLS
 
             in_use = TlsInUse(tls)
         self._channels = Channels(in_use)

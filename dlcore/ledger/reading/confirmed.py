@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlcore.base.config import QuorumConfig
-    from dlcore.ledger.port import HeldEntries
+    from dlcore.wire.port import HeldEntries
 
 
 class LedgerEnd(NamedTuple):

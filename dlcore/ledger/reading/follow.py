@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.ledger.port import HeldEntries
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import HeldEntries
 
 _SILENCE_S = 1.0
 """After this long without news all bookies are asked whether they know more."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.ledger.port import BookieClient, FollowUpdate, HeldEntries
+    from dlcore.wire.port import BookieClient, FollowUpdate, HeldEntries
 
 logger = logging.getLogger(__name__)
 

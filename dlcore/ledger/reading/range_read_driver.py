@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.ledger.port import BookieClient
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import BookieClient
 
 logger = logging.getLogger(__name__)
 

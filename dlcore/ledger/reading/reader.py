@@ -16,12 +16,12 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.claims import confirmed_of
 from dlcore.ledger.reading.confirmed import judge_end
 from dlcore.ledger.reading.follow import FollowStep
 from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
+from dlcore.wire.port import ENTRY_ID_MAX, HeldEntries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.ledger.port import BookieClient, ColdEntries, EntryRange
+    from dlcore.ledger.port import ColdEntries
     from dlcore.ledger.reading.confirmed import LedgerEnd
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import BookieClient, EntryRange
 
 __all__ = ["FollowStep", "LedgerReader"]
 

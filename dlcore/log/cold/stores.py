@@ -47,6 +47,7 @@ OPTIONS = {
 _CLIENTS_MAX = 64
 _REASON_MAX = 300
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_DETAILS = re.compile(r"\n\nDebug source:|\n\[SQL: ")
 
 
 class StoredObjects(Objects):
@@ -219,13 +220,14 @@ def sync_file(file: Path) -> None:
 def store_errors(what: str, url: str, *kinds: type[Exception]) -> Iterator[None]:
     """Raise what libraries raise as `ObjectStoreError`: obstore, the system, and these kinds.
 
-    The message has the beginning of theirs in one line, without colours and what is for debugging.
+    The message has the beginning of theirs in one line, without colours, statements of SQL and
+    what is for debugging.
     """
     known: tuple[type[Exception], ...] = (OSError, *_of_library(), *kinds)
     try:
         yield
     except known as error:
-        text = _COLOURS.sub("", str(error)).partition("\n\nDebug source:")[0]
+        text = _DETAILS.split(_COLOURS.sub("", str(error)), maxsplit=1)[0]
         reason = " ".join(text.split())[:_REASON_MAX]
         raise ObjectStoreError(
             f"{what} {url}: {type(error).__name__}: {reason}",

@@ -169,8 +169,8 @@ def collect(name: str, *, yes: bool) -> None:
 
 
 async def _describe_garbage(namespace: DirectNamespace, name: str) -> str:
-    from dlcore.access.tls_in_use import TlsInUse
-    from dlcore.transport.control import ControlClient
+    from dlcore.base.access.tls_in_use import TlsInUse
+    from dlcore.wire.control import ControlClient
 
     needed = await _count_ledgers_of(namespace, name)
     control = ControlClient(timeout_s=_INFO_TIMEOUT_S, tls=TlsInUse.of(namespace_tls()))

@@ -17,11 +17,11 @@ from dlcore.metadata.paths import unescape
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.ports import NamespacePorts
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.flight.answers import ProxyHealth
     from dlcore.ledger.metadata.bookies import BookieRegistration
-    from dlcore.transport.control import BookieInfo, ControlClient
+    from dlcore.wire.control import BookieInfo, ControlClient
 
 PATIENCE_S = 5.0
 """Longest wait for one server; the others are asked meanwhile."""

@@ -21,7 +21,7 @@ from dlcore.base.self_report import NAME_PREFIX, STACKS_SIGNAL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 _PROC = Path("/proc")
 _NAME = re.compile(rf"/memfd:{NAME_PREFIX}\S+ .* \(deleted\)")

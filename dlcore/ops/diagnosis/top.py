@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.ops.autorecovery.maintenance import RecoveryStatus
     from dlcore.ops.diagnosis.asking import Answer
-    from dlcore.transport.control import BookieInfo
+    from dlcore.wire.control import BookieInfo
 
 NO_ANSWER = "no answer"
 

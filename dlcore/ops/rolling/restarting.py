@@ -34,8 +34,8 @@ from dlcore.ops.rolling.restart import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.flight.answers import NoAnswer
 
 _DRAIN_PATIENCE_S = 60.0

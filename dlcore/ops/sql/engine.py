@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow.compute as pc
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.base.records import RecordPlace
     from dlcore.sync import DistributedLogManager, Namespace
 

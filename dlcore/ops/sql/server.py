@@ -34,7 +34,7 @@ from dlcore.ops.sql.worker import Asked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 _STDERR_BYTES = 64 * 1024
 _KEY = "caller"

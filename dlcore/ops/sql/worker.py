@@ -59,7 +59,7 @@ def _failed(error: DLError) -> int:
 def _run(asked: Asked) -> None:
     import pyarrow as pa
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.ops.sql.engine import Query, opened
 
     tls = None

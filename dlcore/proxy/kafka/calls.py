@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
-from dlcore.access.rights import Demand, Right
+from dlcore.base.access.rights import Demand, Right
 from dlcore.base.background import all_of
 from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB

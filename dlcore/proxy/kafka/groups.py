@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -33,8 +33,8 @@ from dlcore.proxy.rendezvous import preferred_owner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.access.principals import Principal
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.principals import Principal
     from dlcore.log.metadata.values import Mark
     from dlcore.proxy.gatekeeper import Entry
     from dlcore.proxy.kafka.group import Effect, Event

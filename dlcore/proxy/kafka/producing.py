@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from kio.schema.errors import ErrorCode
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
 from dlcore.flight.needs import Need

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from dlcore.access.principals import Caller
-    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.access.principals import Caller
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.flight.calls import Context
     from dlcore.proxy.callers import Stay
     from dlcore.proxy.membership import Membership

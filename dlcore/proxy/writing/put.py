@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.needs import Need

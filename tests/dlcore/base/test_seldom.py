@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import connection
-from dlcore.access import tls_refusals
+from dlcore.base.access import tls_refusals
 from dlcore.base.seldom import PERIOD_S, Seldom, SeldomHandler
 from tests.fixtures.bookie_process import REPOSITORY
 

@@ -8,8 +8,8 @@ import pytest
 
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.quorum import is_covered, write_set
-from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
+from dlcore.wire.port import ENTRY_ID_MAX, HeldEntries
 from tests.fixtures.ledgers import quorum_of
 from tests.fixtures.lengths import sample
 

@@ -12,7 +12,6 @@ import pytest
 
 from dlcore.base.errors import ConfigurationError, LedgerNotFoundError, LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import HeldEntries
 from dlcore.ledger.reading.follow import (
     TRANSITIONS,
     AskMembers,
@@ -45,6 +44,7 @@ from dlcore.ledger.reading.follow import (
     Tick,
     TickAt,
 )
+from dlcore.wire.port import HeldEntries
 from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.writing.appender import LacPublication
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
 

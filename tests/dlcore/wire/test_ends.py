@@ -30,7 +30,6 @@ from dlcore.wire.client_end import (
 from dlcore.wire.digest import FRAME_BYTES
 from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
-from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.messages import (
     ANYTHING,
     ENTRY_BYTES_MIN,
@@ -57,6 +56,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
+from dlcore.wire.receive_memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.statuses import Status
 from tests.dlcore.wire.held import held_bytes
 from tests.dlcore.wire.test_vectors import MESSAGES

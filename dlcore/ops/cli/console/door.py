@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.backends.flight.bearer import Token
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.log.reading.rows_reader import AsyncLogReader
     from dlcore.ops.cli.console.door_answers import Shown
     from dlcore.ops.cli.console.guard import Refusal
