@@ -171,7 +171,7 @@ def test_a_module_runs_as_the_main_one() -> None:
     assert (forked.returncode, forked.stderr) == (other.returncode, other.stderr) != (0, "")
 
 
-def test_what_a_fork_cannot_be_starts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_forked_starts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its usual name, or with other variables of Python's, it is not forked."""
     assert loaded(LOADED_PYTHON)
     assert not loaded(sys.executable)

@@ -92,7 +92,7 @@ def test_a_clean_stop_proves_what_it_flushed(with_lac: bool) -> None:
     run(main())
 
 
-def test_what_a_restart_found_is_proven_soon() -> None:
+def test_entries_that_a_restart_found_are_proven_soon() -> None:
     """Goal: the last batch before a kill is served after it, so it must be protected then."""
 
     async def main() -> None:

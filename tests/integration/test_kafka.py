@@ -162,7 +162,7 @@ def test_the_connector_of_spark(
     assert values == payloads_in(sandbox.uri, name)
 
 
-def test_kafka_addresses_are_told(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
+def test_kafka_addresses_are_listed(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
     """Each proxy tells those of all."""
     wanted = sorted(kafka_address(each, sandbox.uri) for each in kafka_proxies)
     reader = consumer(wanted[0], "none")

@@ -140,7 +140,7 @@ class Scene:
         return len(self.shell.text("ledger", "list", "--quiet").split())
 
 
-def test_what_is_left_of_a_segment_is_read_as_before(
+def test_the_rest_of_a_segment_is_read_as_before(
     fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While it is in progress, after it is completed, and after a crash at any step."""

@@ -11,7 +11,7 @@ Promises, looked at in every state:
 
 * OnceEach: the records of an append are in the log at most once, and once if it was acknowledged.
 * OwnersRecordsStay: each entry that the owner acknowledged is in the log.
-* NobodyWaitsForEver: a state in which nothing can happen has no append that waits.
+* NoAppendWaitsForEver: a state in which nothing can happen has no append that waits.
 
 `plan_append` asserts that no append enters beside an open extent.
 """
@@ -298,7 +298,7 @@ class Model:
                 )
         is_waiting = any(each.result is None for each in world.appends)
         if is_waiting and not any(True for _ in self._all_steps(world)):
-            return "NobodyWaitsForEver: an append waits, and nothing can happen"
+            return "NoAppendWaitsForEver: an append waits, and nothing can happen"
         return ""
 
     def steps(self, state: int) -> Iterator[tuple[str, int]]:

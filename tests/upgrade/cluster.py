@@ -212,6 +212,6 @@ class Mixed:
         return process
 
     def _free_port(self) -> int:
-        """Return a port that nobody else gets while its process ends and starts again."""
+        """Return a port that no other process gets while its process ends and starts again."""
         self._reserved.append(PortReservation(0))
         return self._reserved[-1].port

@@ -286,7 +286,7 @@ def test_the_first_failure_is_the_last_word() -> None:
     assert machine.error is FENCED
 
 
-def test_what_could_not_be_sent_fails_with_the_reason() -> None:
+def test_an_unsent_write_fails_with_the_reason() -> None:
     """Nothing was in flight: the first in the queue is what failed, the others never left."""
     machine = appender()
     machine.add_record(1, b"a" * 300, "a")

@@ -74,7 +74,7 @@ def test_stepping_aside_and_back() -> None:
     assert isinstance(machine.next_step(now_ms=0), StartSegment)
 
 
-def test_who_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
+def test_a_writer_that_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
     """Behind the extents of an append, whose entries and bytes count for positions and limits."""
     machine = Stepped[str](EMPTY, SMALL, Producers())
     machine.add_record(1, b"a", "a")

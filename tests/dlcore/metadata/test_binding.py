@@ -121,7 +121,7 @@ def test_a_namespace_may_stand_above_another() -> None:
         (b'{"layout":2,"cluster_id":"","created_ms":1}', "at /dlog .*cluster_id"),
     ],
 )
-def test_what_is_no_binding_is_refused_and_left_alone(value: bytes, problem: str) -> None:
+def test_a_node_that_is_no_binding_is_refused_and_left_alone(value: bytes, problem: str) -> None:
     """A node of another program, or of a later release."""
 
     async def scenario() -> None:

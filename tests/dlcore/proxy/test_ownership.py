@@ -44,7 +44,7 @@ def test_a_log_goes_through_its_states(ownership: Ownership) -> None:
     assert ownership.ask("x", live) is Verdict.ACQUIRE
 
 
-def test_what_failed_is_tried_again_by_the_next_who_asks(ownership: Ownership) -> None:
+def test_the_next_request_tries_a_failed_plan_again(ownership: Ownership) -> None:
     """Nothing is left of it."""
     assert ownership.ask("x", (ME,)) is Verdict.ACQUIRE
     ownership.gone("x")

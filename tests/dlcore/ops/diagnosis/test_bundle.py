@@ -194,7 +194,7 @@ def test_a_recovery_that_does_not_get_on_is_named(
     assert any(line.endswith("and 1 answer") for line in found["lost-quorum"]["evidence"])
 
 
-def test_what_does_not_answer_costs_only_itself(
+def test_a_silent_server_costs_only_its_own_part(
     fresh_sandbox: Callable[..., Sandbox],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
