@@ -62,7 +62,7 @@ def look(python: str, folder: Path, **options: Any) -> dict[str, Any]:
     """Return what a program finds."""
     command = [python, "-c", LOOK, "some", "words"]
     shown = subprocess.run(
-        command, capture_output=True, check=False, text=True, input="what\nit is told", **options
+        command, capture_output=True, check=False, text=True, input="what\nit gets", **options
     )
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)  # type: ignore[no-any-return]
@@ -145,10 +145,10 @@ def test_asyncio_waits_for_it() -> None:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        shown, _ = await process.communicate(b"told\n")
+        shown, _ = await process.communicate(b"sent\n")
         return shown, process.returncode
 
-    assert asyncio.run(scenario()) == (b"told\n", 5)
+    assert asyncio.run(scenario()) == (b"sent\n", 5)
 
 
 @pytest.mark.parametrize(("given", "shown"), [("go\nrest", "rest"), ("", "")])

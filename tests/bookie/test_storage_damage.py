@@ -152,7 +152,7 @@ def test_a_rotted_footer_hides_no_entry(is_open: bool, hidden_id: int) -> None:
     """Goal: recovery counts noes, so a "no" out of a footer that changed would lose an entry.
 
     Method: the id of an entry is changed in the footer of a sealed file, while that is in use and
-    while it is not.  What is in use is a copy in memory, and stays right; but a footer that is
+    while it is not.  The used copy is in memory, and stays right; but a footer that is
     damaged on the disk proves nothing absent, whatever the copy says.
     """
     config = small_config(file_bytes_max=900, open_files_max=1)

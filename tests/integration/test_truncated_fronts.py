@@ -1,6 +1,6 @@
 """Goal: the ledgers before the first kept position go, also from a segment that stays.
 
-Method: one segment of extents with a ledger each, on real bookies.  What is left is read through
+Method: one segment of extents with a ledger each, on real bookies.  The rest is read through
 the core, a proxy and the command line from each kept position, before and after; a process that
 truncates is killed at each of its steps, and a worker finishes what it has begun.
 """

@@ -307,7 +307,7 @@ def a_zombie_proxy_begins_producers() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_draining.py::{_LET_GO}")
 def a_condition_that_finds_the_writer_closed_loses_the_log() -> Iterator[None]:
-    """A log that is let go of in good order counts as lost, for all its streams."""
+    """A log that is released in good order counts as lost, for all its streams."""
     accept_if = OwnedLog.accept_if
 
     async def losing(self: OwnedLog, *args: Any) -> Accepted:

@@ -91,7 +91,7 @@ class Process:
 
     @property
     def at(self) -> int:
-        """The last number that a client told."""
+        """The last number that a client printed."""
         assert self._child is not None
         output = self._child.output()
         assert "lost or doubled" not in output, output

@@ -486,7 +486,7 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     assert isinstance(overtaken.error, OwnershipAcquireFailedError)
 
 
-@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.ASIDE])
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.PAUSE])
 def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> None:
     """Another owner is to read it; a writer that only pauses knows them."""
     producers: Producers[str] = Producers()

@@ -44,7 +44,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.last_txid = 5
-        self.is_aside = False
+        self.is_paused = False
         self.left: deque[int] = deque()  # what it has unwritten, at each look
         self.written: list[tuple[pa.RecordBatch, asyncio.Future[DLSN]]] = []
         self.flushes = 0
@@ -52,7 +52,7 @@ class Writer:
 
     def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
         """Accept rows; return the future of their last position."""
-        if self.is_aside:
+        if self.is_paused:
             raise LogNotReadyError("paused")
         future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
         self.written.append((batch, future))
@@ -60,7 +60,7 @@ class Writer:
 
     async def wait_for_capacity(self) -> None:
         """Come back, behind what an append has written meanwhile."""
-        self.is_aside, self.last_txid = False, 2**60
+        self.is_paused, self.last_txid = False, 2**60
 
     async def flush(self) -> None:
         """Wait for what an earlier incarnation has on its way."""
@@ -93,11 +93,11 @@ def with_log(scenario: Callable[[OwnedLog, Writer], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("is_conditional", [False, True])
-def test_a_batch_waits_while_its_writer_is_aside(is_conditional: bool) -> None:
+def test_a_batch_waits_while_its_writer_is_paused(is_conditional: bool) -> None:
     """Its transaction ids follow those of the append that it waited for."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
-        writer.is_aside = True
+        writer.is_paused = True
         accept = partial(owned.accept_if, expected=LAST) if is_conditional else owned.accept
         accepted = await accept(rows(b"a", b"b"))
         ((batch, _),) = writer.written

@@ -56,7 +56,7 @@ def test_the_logs_of_others_are_elsewhere(ownership: Ownership) -> None:
     """They are named; without a live proxy none is."""
     assert ownership.ask(log_of(OTHER), (ME, OTHER)) == Elsewhere(OTHER)
     assert ownership.ask(log_of(ME), (ME, OTHER)) is Verdict.ACQUIRE
-    assert ownership.ask("x", ()) is Verdict.NOBODY
+    assert ownership.ask("x", ()) is Verdict.NO_PROXY
 
 
 def test_owned_logs_stay_when_proxies_come(ownership: Ownership) -> None:

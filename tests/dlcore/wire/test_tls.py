@@ -61,7 +61,7 @@ def test_the_bookie_knows_the_name_in_the_clients_certificate(tmp_path: Path) ->
     run(scenario)
 
 
-@pytest.mark.parametrize("who", ["nobody", "without TLS", "a stranger"])
+@pytest.mark.parametrize("who", ["no certificate", "without TLS", "a stranger"])
 def test_an_untrusted_client_gets_no_answer(
     tmp_path: Path, who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,7 +72,7 @@ def test_an_untrusted_client_gets_no_answer(
         stranger = replace(make_tls(tmp_path / "other").client, ca=tls.client.ca)
         uncertified = TlsFiles(ca=tls.client.ca)
         files, reason = {
-            "nobody": (uncertified, "asks for a certificate closes so"),
+            "no certificate": (uncertified, "asks for a certificate closes so"),
             "without TLS": (None, "if a port is of TLS, it closes so: then expected tls_ca"),
             "a stranger": (stranger, "does not accept cert="),
         }[who]
@@ -83,7 +83,7 @@ def test_an_untrusted_client_gets_no_answer(
             await good.aclose()
 
     run(scenario)
-    reason = {"nobody": "without a certificate", "without TLS": "without TLS"}.get(
+    reason = {"no certificate": "without a certificate", "without TLS": "without TLS"}.get(
         who, "a client's"
     )
     assert reason in caplog.text

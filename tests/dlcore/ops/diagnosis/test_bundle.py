@@ -1,6 +1,6 @@
 """Archives of real clusters: planted faults are named from them alone, and no secret is in one.
 
-Method: servers as processes.  What is planted is what happens to servers: a file system that others
+Method: servers as processes.  The planted faults happen to servers: a file system that others
 filled, a clock that is off, an address that no connection passes, bookies that are gone.
 """
 
