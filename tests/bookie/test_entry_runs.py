@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from bookie.disks.memory import MemoryDisk
 from bookie.files.entry_reader import LargerEntryError
 from bookie.files.entry_runs import EntryRun, first_run, joined, scattered
 from bookie.files.format import file_name
@@ -21,6 +20,7 @@ from bookie.files.index import EntryColumns
 from dlcore.base.errors import BookieStorageError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskFullError
 from bookie.membership.identity import begin_life, establish_identity
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
@@ -17,6 +16,7 @@ from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata.stored import encode
 from tests.bookie.test_registration import CLOCK, PATHS, boot, connect
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 
 
 async def copy_of(disk: MemoryDisk) -> MemoryDisk:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.disks.memory import MemoryDisk
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.rounds import Upkeep
 from dlcore.ops.upkeep.redaction import Call, Redaction, RedactionState
 from dlcore.ops.upkeep.redaction_purge import Purger
 from dlcore.ops.upkeep.redaction_scan import RedactionScanner
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:

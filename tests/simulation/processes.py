@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from bookie.disks.memory import MemoryDisk
 from bookie.membership.identity import begin_life, establish_identity
 from bookie.membership.registration_driver import Registrar
 from bookie.storage.ledger_storage import LedgerStorage
@@ -24,6 +23,7 @@ from dlcore.base.errors import (
 )
 from dlcore.metadata.port import Delete
 from dlcore.wire.digest import decode_frame
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.endings import bury, kill
 from tests.simulation.housekeeping import Housekeeping
