@@ -89,6 +89,11 @@ class MemoryDisk:
 
     # The port
 
+    @property
+    def place(self) -> str:
+        """The directory, for messages."""
+        return "memory"
+
     def space(self) -> DiskSpace:
         """Return free and total space; preallocated and recycled space counts as free."""
         room = self.room
