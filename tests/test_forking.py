@@ -151,16 +151,16 @@ def test_asyncio_waits_for_it() -> None:
     assert asyncio.run(scenario()) == (b"told\n", 5)
 
 
-@pytest.mark.parametrize(("told", "shown"), [("go\nrest", "rest"), ("", "")])
-def test_one_that_is_gated_waits_for_its_line(told: str, shown: str) -> None:
+@pytest.mark.parametrize(("given", "shown"), [("go\nrest", "rest"), ("", "")])
+def test_one_that_is_gated_waits_for_its_line(given: str, shown: str) -> None:
     """It runs after the line, with the rest; without one it fails."""
     command = [*GATE, LOADED_PYTHON, "-c", "import sys; print(sys.stdin.read(), end='')"]
-    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == (shown, 0 if told else 1)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (shown, 0 if given else 1)
 
 
 def test_a_module_runs_as_the_main_one() -> None:
-    """What it says is the same."""
+    """Its output is the same."""
     forked, other = (
         subprocess.run(
             [python, "-m", "dlcore.ops.cli", *options], capture_output=True, text=True, check=False

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
@@ -25,6 +24,7 @@ from dlcore.base.errors import (
     BookieStorageError,
 )
 from tests.fixtures.aio import until
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 from tests.simulation.loop import run
 

@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace as with_values
 
 from bookie.config import GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds, Need
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
@@ -30,6 +29,7 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.aio import run, until
 from tests.fixtures.ledgers import metadata_of
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 
 if TYPE_CHECKING:

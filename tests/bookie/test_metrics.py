@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import SpaceConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.serving.metrics import METRICS, checks, samples, try_disk
 from bookie.serving.read_budget import ReadBudget
 from dlcore.base.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
 from dlcore.base.health import Readiness
 from dlcore.base.metrics import Durations
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:

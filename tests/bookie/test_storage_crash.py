@@ -14,7 +14,6 @@ import random
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BookieError,
@@ -24,6 +23,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from tests.fixtures.lengths import sample
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
 CONFIG = small_config(file_bytes_max=900, batch_bytes_max=400, garbage=GarbageConfig(age_ms=0))
@@ -34,7 +34,7 @@ OPEN_ATTEMPTS_MAX = 30
 
 
 class Answers:
-    """What the storage said: the only things that must hold afterwards."""
+    """The answers of the storage: only they must hold afterwards."""
 
     def __init__(self) -> None:
         self.acked: set[tuple[int, int]] = set()

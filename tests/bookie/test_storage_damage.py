@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.aio import run, until
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 
 if TYPE_CHECKING:

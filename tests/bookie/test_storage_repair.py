@@ -9,7 +9,6 @@ import random
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
@@ -21,6 +20,7 @@ from dlcore.base.errors import (
     LedgerFencedError,
 )
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import follow, make_frame, open_storage, read_all, small_config
 from tests.simulation.loop import run as run_virtually
 

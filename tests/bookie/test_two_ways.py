@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from dlcore.base.errors import BookieError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import amount
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, read_entries, small_config
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from dlcore.base.errors import BookieStorageError
+from tests.fixtures.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

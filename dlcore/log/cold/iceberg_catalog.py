@@ -80,7 +80,7 @@ def open_catalog(url: str) -> Any:
         ObjectStoreError: it does not answer.
     """
     properties = configuration(url)
-    with told("opening it for", url):
+    with catalog_errors("opening it for", url):
         from pyiceberg.exceptions import NotInstalledError
 
         try:
@@ -154,7 +154,7 @@ def _loaded(url: str, place: tuple[str, str]) -> Any:
     catalog = open_catalog(url)
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-    with told("reading the table", url), suppress(NoSuchTableError, NoSuchNamespaceError):
+    with catalog_errors("reading the table", url), suppress(NoSuchTableError, NoSuchNamespaceError):
         return catalog.load_table(identifier_of(place))
     return None
 
@@ -165,7 +165,7 @@ def namespace_of(url: str) -> str:
 
 
 @contextmanager
-def told(what: str, url: str) -> Iterator[None]:
+def catalog_errors(what: str, url: str) -> Iterator[None]:
     """Raise what the library raises as `ObjectStoreError`, and connect again for the next call."""
     from pyiceberg import exceptions
 
@@ -173,7 +173,9 @@ def told(what: str, url: str) -> Iterator[None]:
     kinds += [ValueError, RuntimeError, *_of_databases()]
     what = f"catalog {CATALOG}: {what}"
     try:
-        with stores.told(what, url, *(each for each in kinds if issubclass(each, Exception))):
+        with stores.store_errors(
+            what, url, *(each for each in kinds if issubclass(each, Exception))
+        ):
             yield
     except ObjectStoreError:
         reopen()

@@ -17,9 +17,9 @@ import pytest
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import EntryRange
 from dlcore.ledger.reading.claims import confirmed_of, vouched_and_claimed
 from dlcore.wire.digest import encode_frame
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledger_cluster import Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
 
@@ -105,7 +105,7 @@ def test_what_two_bookies_tell_is_no_claim() -> None:
 
 
 async def ledger_of_ten(cluster: Cluster, quorum: QuorumConfig) -> LedgerWriter:
-    """Return a ledger of ten entries whose writer lives, and has told its LAC."""
+    """Return a ledger of ten entries whose writer lives, and has published its LAC."""
     writer = await cluster.client.create_ledger(quorum)
     await write(writer, 10)
     await writer.publish_lac()

@@ -10,7 +10,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from dlcore.base.backoff import TOLD_AFTER_S
+from dlcore.base.backoff import REPORTED_AFTER_S
 from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
@@ -60,7 +60,7 @@ class Bench:
     def __init__(self, *, timeout_s: float = 60.0, asks: bool = False) -> None:
         self.machine = Ownership("clicks", "me", asks=asks)
         effects = self.handle(Acquire(timeout_s, 0.0))
-        timers = [After(timeout_s, TOLD_AFTER_S)] if timeout_s > 0 else []
+        timers = [After(timeout_s, REPORTED_AFTER_S)] if timeout_s > 0 else []
         assert effects == [*timers, CREATE]
         self.machine.attempted("t1")
 
@@ -109,7 +109,7 @@ def owner_of(error: DLError) -> str:
 
 
 def test_waiting_for_another_owner() -> None:
-    """It tries again when the node changes, and gives up when told."""
+    """It tries again when the node changes, and gives up on command."""
     bench = Bench()
     assert bench.held() == []
     assert bench.machine.is_waiting
@@ -206,7 +206,7 @@ def test_attempts_that_are_overtaken_end() -> None:
 
 
 def test_what_the_store_refuses_ends_it() -> None:
-    """A log that is gone, a store that is closed, a head that nobody can read."""
+    """A log that is gone, a store that is closed, a head that cannot be read."""
     gone = denied(Bench().handle(CallFailed(CREATE, NoNodeError("no parent"))))
     assert isinstance(gone, LogNotFoundError)
     closed = AlreadyClosedError("closed")
@@ -242,7 +242,7 @@ def test_the_lock_is_denied_when_another_was_there() -> None:
 
 
 def test_a_node_of_our_own_earlier_session_is_waited_for() -> None:
-    """It is about to vanish, and is nobody else's; even by a writer that waits for no other."""
+    """It is about to vanish, and is no one else's; even by a writer that waits for no other."""
     bench = Bench().owned().lost()
     bench.handle(Verified(7))
     bench.handle(CallFailed(CreateLock(7), NodeExistsError("exists")))

@@ -216,7 +216,7 @@ def test_without_the_feature_the_segment_stays_whole() -> None:
 
 
 def test_truncated_extents_wait_for_their_age() -> None:
-    """Of a log with a retention and explicit truncation; a worker removes them later."""
+    """A log has a retention and explicit truncation; a worker removes them later."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]

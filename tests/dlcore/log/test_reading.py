@@ -357,7 +357,7 @@ def test_a_segment_that_vanished_is_not_passed_over() -> None:
 
 
 def test_whether_truncated_records_were_read_is_not_guessed() -> None:
-    """Truncated into a segment that the state leaves out: nobody can tell that all was read."""
+    """Truncated into a segment that the state leaves out: it is unknown whether all was read."""
     tree = written(7, 8)
     cursor = cursor_at(DLSN.INITIAL, skips_truncated=False)
     step = cursor.plan(tree.state)

@@ -169,7 +169,7 @@ def test_sequence_ids_of_clipped_extents_count_from_the_whole() -> None:
 
 
 def test_going_on_after_an_entry() -> None:
-    """What is left after a failure begins with the next entry."""
+    """The rest after a failure begins with the next entry."""
     (part,) = SNAPSHOT.scans(DLSN(1, 1, 4), DLSN(1, 4, 2))
     rest = part.after_entry(2)
     assert rest is not None

@@ -13,8 +13,6 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import Ensemble, LedgerState
-from dlcore.ledger.port import EntryRange
-from dlcore.ledger.ranges import EntryRanges
 from dlcore.ops.autorecovery.check import (
     Fragment,
     Held,
@@ -24,6 +22,8 @@ from dlcore.ops.autorecovery.check import (
     fragments_of,
     missing_ranges,
 )
+from dlcore.wire.entry_ranges import EntryRanges
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledgers import bookie, metadata_of, quorum_of
 
 if TYPE_CHECKING:

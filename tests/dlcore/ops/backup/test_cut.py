@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.port import Op
     from dlcore.ops.backup.cut import Copy, Reading
-    from dlcore.transport.memory import MemoryBookie
+    from dlcore.wire.memory_bookies import MemoryBookie
 
 PATHS = NamespacePaths("/dlog")
 SMALL = replace(CONFIG, segment_bytes_max=3_000, entry_bytes=1_000)
@@ -507,7 +507,7 @@ async def _use(cluster: MemoryCluster) -> None:
 
 @pytest.mark.parametrize("seed", range(amount(60, sampled=4)))
 def test_a_restored_cluster_is_whole(seed: int) -> None:
-    """Of the copy of any moment: nothing is missing, everything can be read, nothing stays."""
+    """A copy of any moment is whole: nothing is missing, everything can be read, nothing stays."""
     original, kept = lived()
     rng = random.Random(seed)
 

@@ -146,8 +146,8 @@ def test_five_faults_are_named(
     wait_until(lambda: status_of(cluster.uri, capsys)["auditor"] is not None, timeout_s=WAIT_S)
     healthy = Explained(tmp_path, capsys, *uri)
     assert (healthy.faults, healthy.missing) == ({}, {})
-    told = healthy.members[f"dlog-bundle/metrics/proxy-{cluster.proxies[0].pid}.txt"]
-    assert b"\ndlog_" in told
+    scraped = healthy.members[f"dlog-bundle/metrics/proxy-{cluster.proxies[0].pid}.txt"]
+    assert b"\ndlog_" in scraped
 
     # A full disk, a late clock, and a proxy whose address swallows all connections.
     disk = tmp_path / "disk"
@@ -208,7 +208,7 @@ def test_what_does_not_answer_costs_only_itself(
     archive = Explained(tmp_path, capsys, "--uri", cluster.uri)
     assert {"lost-bookie", "lost-quorum", "no-recovery"} == archive.faults.keys()
     stacks = archive.members[f"dlog-bundle/stacks/bookie-{hanging.pid}.txt"].decode()
-    assert "it told no stacks" in stacks
+    assert "it wrote no stacks" in stacks
     hanging.resume()
 
     cluster.metadata_server.pause()

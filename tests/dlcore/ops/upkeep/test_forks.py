@@ -194,7 +194,7 @@ def test_a_fork_ends_at_any_entry() -> None:
 
 
 def test_a_fork_is_tiered_truncated_and_expires_by_itself() -> None:
-    """What is written to it becomes cold too, and its retention takes nothing from the source."""
+    """Records written to it become cold too, and its retention takes nothing from the source."""
 
     async def body(scene: TierScene) -> None:
         await tier_segments(scene)

@@ -252,7 +252,7 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     count = sum(chunk.covers for _, chunk in stored.chunks)
     found, read = read_nodes(nodes, count)
     assert found == [*extents[: run.first], merged, *extents[run.end :]]
-    assert len(nodes) == read + (stored.end is not None)  # nothing is left that nobody reads
+    assert len(nodes) == read + (stored.end is not None)  # nothing unread is left
     head = change.ops[-1]
     assert isinstance(head, Put)
     assert (head.path, head.version) == (PATHS.head, 11)

@@ -119,7 +119,7 @@ def test_the_segment_in_progress_is_completed_first() -> None:
 
 
 def test_an_obstacle_forbids_to_begin() -> None:
-    """Goal: all obstacles are told at once."""
+    """Goal: all obstacles are reported at once."""
     steps = Steps()
     steps.send(Signal.BEGIN)
     effect = steps.send(Scanned(runs=(run_of(1),), obstacles=("a fork", "a table")))
@@ -143,7 +143,7 @@ def test_what_is_left_is_tried_again_until_patience_is_over() -> None:
 
 
 def test_kept_rows_are_no_good_end() -> None:
-    """Goal: a truncated segment that stays keeps its rows, and that is told."""
+    """Goal: a truncated segment that stays keeps its rows, and that is reported."""
     steps = Steps()
     seen = Scanned(kept=("kept",))
     assert steps.send_all(Signal.BEGIN, seen, *DONE) == Ended(False)
