@@ -49,6 +49,7 @@ SPEAKS_OF_THE_OTHER = (
     "tests/dlcore/proxy/kafka/",
     "tests/fixtures/kafka",
     "tests/integration/test_kafka",
+    "tests/kafka_clients/",
 )
 """Files that run the other system, or have the words of its protocol."""
 # A sentence that begins with one of these names its subject late or never, and is read twice.

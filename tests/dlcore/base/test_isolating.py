@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
 
 
+def _fail(error: DLError) -> None:
+    raise error
+
+
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
@@ -27,7 +31,7 @@ def test_an_error_keeps_its_own_advice(
     """Another one after it, to do nothing, would say the opposite."""
     troubles = Troubles()
     with troubles.isolated("the table"):
-        raise error
+        _fail(error)
     assert advice in caplog.text
     assert caplog.text.lower().count("to do:") == 1
     assert troubles.found == [f"the table: {type(error).__name__}: {error}"]
