@@ -8,16 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlcore.ops.sandbox.process import GATE
+from tests.fixtures.fork_server import STARTS_OTHERS
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WAIT_S = 60
 LOOK = """
@@ -195,3 +194,23 @@ def test_an_orphan_is_not_ours(tmp_path: Path) -> None:
     subprocess.run([LOADED_PYTHON, "-c", code], check=True)
     wait_until(lambda: found.exists() and found.read_text(), timeout_s=WAIT_S)
     assert int(found.read_text()) != os.getpid()
+
+
+def test_a_sandbox_has_its_processes_forked() -> None:
+    """They are its children, and have its output; the server for them ends when it is killed."""
+    code = f"""if True:
+        import os, subprocess, time
+        look = "import os, sys; print('bookie.server' in sys.modules, os.getppid(), flush=True)"
+        subprocess.run([{LOADED_PYTHON!r}, "-c", look], check=True)
+        print(*open("/proc/self/task/%d/children" % os.getpid()), flush=True)
+        time.sleep({WAIT_S})
+    """
+    with subprocess.Popen(
+        [LOADED_PYTHON, "-c", code, *STARTS_OTHERS], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"True {process.pid}\n"
+        (server,) = map(int, process.stdout.readline().split())
+        process.kill()
+        assert process.stdout.read() == ""
+    wait_until(lambda: not Path(f"/proc/{server}").exists(), timeout_s=WAIT_S)

@@ -49,6 +49,7 @@ SPEAKS_OF_THE_OTHER = (
     "tests/dlcore/proxy/kafka/",
     "tests/fixtures/kafka",
     "tests/integration/test_kafka",
+    "tests/kafka_clients/",
 )
 """Files that run the other system, or have the words of its protocol."""
 # A sentence that begins with one of these names its subject late or never, and is read twice.
@@ -74,6 +75,8 @@ REFUSED_WORDS = re.compile(
     + ")(?![a-z])",
     re.I,
 )
+# A test's name is a sentence, too.
+LATE_NAME = re.compile(r"def test_(?:what|who|whose|whom|of|so)_")
 KEEPS_REFUSED_WORDS = {
     "dlcore/ops/diagnosis/collecting.py": "a key in archives",
     "dlcore/ops/diagnosis/faults.py": "a key in archives",
@@ -280,7 +283,7 @@ def test_texts_and_names_have_no_refused_word(sources: dict[str, str]) -> None:
         name: [
             f"{name}:{number}: {line.strip()}"
             for number, line in enumerate(source.splitlines(), start=1)
-            if REFUSED_WORDS.search(line)
+            if REFUSED_WORDS.search(line) or LATE_NAME.search(line)
         ]
         for name, source in sources.items()
     }
@@ -295,6 +298,12 @@ def test_texts_and_names_have_no_refused_word(sources: dict[str, str]) -> None:
 def test_a_refused_word_is_found(line: str) -> None:
     """Also as a part of a name, and in capitals."""
     assert REFUSED_WORDS.search(line)
+
+
+def test_a_late_name_is_found() -> None:
+    """A name that says its subject first is left alone."""
+    assert LATE_NAME.search("def " + "test_" + "what_is_sent_arrives() -> None:")
+    assert not LATE_NAME.search("def test_a_message_arrives() -> None:")
 
 
 @pytest.mark.parametrize(

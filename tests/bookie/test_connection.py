@@ -352,6 +352,6 @@ def test_a_client_that_takes_nothing_for_long_is_given_up(
         ({"subject": ((("organizationName", "o"), ("commonName", "both")),)}, "both"),
     ],
 )
-def test_whom_a_certificate_names(certificate: object, name: str | None) -> None:
+def test_the_user_that_a_certificate_names(certificate: object, name: str | None) -> None:
     """The common name, wherever in its subject it is."""
     assert name_in_certificate(certificate) == name

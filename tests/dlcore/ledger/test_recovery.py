@@ -39,6 +39,7 @@ from dlcore.ledger.recovering.recovery import (
     closed_over,
 )
 from tests.fixtures.ledgers import LEDGER_ID, bookie, entry_of, frame_of, metadata_of, quorum_of
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.base.config import QuorumConfig
@@ -310,7 +311,7 @@ class RandomRecovery:
         return self.machine.handle(Missing(entry_id, position))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each(range(200))
 def test_random_answers_lose_nothing_and_invent_nothing(seed: int) -> None:
     """Entries of Qa bookies are kept, entries of none are not made, and every run ends."""
     run = RandomRecovery(seed)

@@ -64,6 +64,7 @@ from tests.fixtures.appenders import (
     state_of,
     writing,
 )
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.log.writing.append import Step
@@ -330,7 +331,7 @@ def test_too_much_is_refused() -> None:
     machine.add_record(7, b"", "b")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_limits_are_kept_to_the_record(seed: int) -> None:
     """However records and batches come: one is taken while less is pending than the limits say."""
     rng = random.Random(seed)

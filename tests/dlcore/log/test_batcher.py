@@ -24,6 +24,7 @@ from dlcore.log.entries.batcher import (
     Lists,
     checked_payload,
 )
+from tests.fixtures.lengths import for_each
 
 BATCH_BYTES = 200
 
@@ -69,7 +70,7 @@ class Batches(Batcher[int]):
         self.counted[-1] = before + records, bytes_before + size_bytes
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_each(range(30))
 def test_only_accepted_records_are_counted(seed: int) -> None:
     """Whenever a caller asks, and whether records are admitted one by one or many at once."""
     rng = random.Random(seed)
@@ -112,7 +113,7 @@ def test_many_records_are_admitted_at_once_until_that_is_revoked() -> None:
     assert queue.admitted == 3
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each(range(10))
 def test_bounds_are_kept_to_the_record(seed: int) -> None:
     """One is accepted as long as less is pending than the bounds say, however many at once."""
     rng = random.Random(seed)

@@ -14,7 +14,7 @@ import pytest
 
 from dlcore.log.metadata.names import KnownNames, LogChange, LogChangeKind
 from dlcore.metadata.paths import bucket_of
-from tests.fixtures.lengths import sample
+from tests.fixtures.lengths import for_each, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -176,7 +176,7 @@ def test_a_prefix(
     assert (change and (change.kind.value, change.name, change.old_name)) == expected
 
 
-@pytest.mark.parametrize("seed", sample(range(2000), 200))
+@for_each(sample(range(2000), 200))
 def test_random_changes_and_looks(seed: int) -> None:
     """Each change is followed by a look at its buckets, at any later time, of any age."""
     rng = random.Random(seed)

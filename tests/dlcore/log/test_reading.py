@@ -28,6 +28,7 @@ from dlcore.log.reading.cursor import (
     TruncationRule,
     WaitForChange,
 )
+from tests.fixtures.lengths import for_each
 from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, written
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ class World:
         self.delivered.append((step.extent.ledger_id, entry_id))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each(range(200))
 def test_random_changes_and_reads(seed: int) -> None:
     """Whatever the writers do in between, the cursor delivers every entry once, in order."""
     world = World(random.Random(seed))

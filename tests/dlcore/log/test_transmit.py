@@ -13,6 +13,7 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Mark, MarkedRows
 from dlcore.log.writing.transmit import Group, Transmitter, Unwritten
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +158,7 @@ class _Twin:
         assert self.transmitter.pending_records == len(self.added) - len(self.sent) + in_flight
 
 
-@pytest.mark.parametrize("seed", range(50))
+@for_each(range(50))
 def test_random_use_keeps_every_record_once_in_order(seed: int) -> None:
     """Groups, put together, are what was added, each record at its slot."""
     rng = random.Random(seed)

@@ -81,12 +81,24 @@ def test_places_by_any_position() -> None:
         packed = (await client.act("snapshots", logs=["a", "none"]))["snapshots"]
         (snapshot,) = unpack_snapshots(base64.b64decode(packed))
         assert (snapshot.log, str(snapshot.end)) == ("a", "1:3:0")
-        assert await client.act("schemas", logs=["a", "none"]) == {
-            "schemas": {"a": None},
-            "sealed": [],
-        }
 
     with_proxies("a")(scenario)
+
+
+def test_only_writers_learn_of_seals() -> None:
+    """Readers pay for no read of heads, and clients of 0.2.0 ask as readers do."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        direct = served.cluster.namespaces[0]
+        await (await direct.open_log("a")).mark_end_of_stream()
+        asked = ["a", "b", "none"]
+        schemas = {"a": None, "b": None}
+        assert await client.act("schemas", logs=asked) == {"schemas": schemas, "sealed": []}
+        reply = await client.act("schemas", logs=asked, for_write=True)
+        assert reply == {"schemas": schemas, "sealed": ["a"]}
+
+    with_proxies("a", "b")(scenario)
 
 
 def test_places_in_a_part_that_is_truncated() -> None:

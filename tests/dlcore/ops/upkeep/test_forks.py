@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.records import LogRecordWithDLSN
 
-STRIDE = amount(1, sampled=6)
+STRIDE = amount(1, sampled=11)
 
 
 async def tier_segments(scene: TierScene, *, segments: int = 3, appends: int = 4) -> None:

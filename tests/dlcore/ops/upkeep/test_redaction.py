@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from dlcore.base.errors import DLError, LogNotFoundError, ObjectStoreError, UnsupportedError
 from dlcore.base.steps import CallFailed, Ended
 from dlcore.log.metadata.segment import ColdExtent, Extent
@@ -26,7 +24,7 @@ from dlcore.ops.upkeep.redaction import (
     Wait,
     plan_runs,
 )
-from tests.fixtures.lengths import amount
+from tests.fixtures.lengths import amount, for_each
 
 
 def extent(ledger_id: int, *, cold: bool = False, size: int = 100) -> Extent:
@@ -170,7 +168,7 @@ def test_errors_end_it_and_a_log_that_always_has_rows_too() -> None:
     assert "scanned 10 times" in str(effect.outcome)
 
 
-@pytest.mark.parametrize("seed", range(amount(500, sampled=50)))
+@for_each(range(amount(500, sampled=50)))
 def test_a_good_end_means_that_nothing_was_left(seed: int) -> None:  # noqa: C901  one answer each
     """Method: answers at random, of a world that the machine sees through its effects only."""
     rng = random.Random(seed)

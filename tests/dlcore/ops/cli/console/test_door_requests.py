@@ -24,6 +24,7 @@ from dlcore.ops.cli.console.door_requests import (
     kind_of,
     read_of,
     records_in,
+    require_single,
     require_size,
     token_of,
 )
@@ -43,6 +44,14 @@ def test_no_token(given: str) -> None:
     """The error says how it is sent."""
     with pytest.raises(UnauthenticatedError, match="Authorization: Bearer TOKEN"):
         token_of({"Authorization": given})
+
+
+def test_headers_that_have_one_value() -> None:
+    """Twice they are refused, in any case; others may come again."""
+    require_single(["Host", "Accept", "accept", "Authorization", "Idempotency-Key"])
+    for name in ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"):
+        with pytest.raises(ConfigurationError, match=f"header {name} is given 2 times"):
+            require_single(["Host", name, name.upper()])
 
 
 def test_types_of_bodies() -> None:
