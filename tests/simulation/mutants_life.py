@@ -221,10 +221,10 @@ def unanswered_positions_count_as_stored() -> Iterator[None]:
     commit = SubscriptionHold.commit
 
     async def hopeful(self: SubscriptionHold, position: DLSN) -> None:
-        async def nobody_looks() -> None:
+        async def without_a_look() -> None:
             raise _UnansweredError
 
-        with patch.object(self, "_read", nobody_looks):
+        with patch.object(self, "_read", without_a_look):
             try:
                 await commit(self, position)
             except _UnansweredError:

@@ -211,7 +211,7 @@ def rolls_leave_their_ledgers_open() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_RETENTION}::test_who_recovers_for_retention_leaves_the_next_writer_alone")
+@caught_by(f"{_RETENTION}::test_a_recovery_for_retention_leaves_the_next_writer_alone")
 def retention_fences_who_writes_by_then() -> Iterator[None]:
     """A segment opened after another recovery is taken for a dead writer's, too."""
 

@@ -123,9 +123,7 @@ def test_reading_by_position() -> None:
         ("DELETE", "/v1/logs/clicks/records", 405, "method DELETE: expected GET to read, or POST"),
     ],
 )
-def test_paths_and_methods_that_nobody_serves(
-    method: str, path: str, status: int, reason: str
-) -> None:
+def test_unknown_paths_and_methods(method: str, path: str, status: int, reason: str) -> None:
     """Their answers have the form of all errors; other paths are not the door's."""
 
     async def scenario(proxies: Proxies) -> None:
