@@ -31,11 +31,11 @@ pytestmark = pytest.mark.integration
 
 RECORDS = amount(1_000_000, sampled=40_000)
 FILLED = RECORDS * 3 // 4
-"""So many are there before a client reads; the others come while the log moves."""
+"""Number of records before a client reads; the others come while the log moves."""
 
 
 def test_a_log_of_many_segments(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
-    """What is truncated is out of range, and all that is left comes as it was written.
+    """Truncated records are out of range, and the others come as they were written.
 
     It also does when the log moves, and when the proxy is killed that serves it.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.prove, pytest.mark.timeout(1800)]
 
 LOST = amount(60, sampled=12)
-"""So many answers are lost in each part of a test."""
+"""Number of answers that are lost in each part of a test."""
 RECORD_BYTES = 100
 
 
@@ -133,6 +133,6 @@ def test_lost_answers_double_nothing(
     assert writer.sent == writer.count
     found = payloads_in(sandbox.uri, name)
     assert found == [b"%d:" % n + b"x" * (RECORD_BYTES - len(f"{n}:")) for n in range(writer.count)]
-    told = {number: offset for number, offset in writer.offsets.items() if offset >= 0}
-    assert all(number == offset for number, offset in told.items())
-    assert len(told) > len(found) // 2
+    known = {number: offset for number, offset in writer.offsets.items() if offset >= 0}
+    assert all(number == offset for number, offset in known.items())
+    assert len(known) > len(found) // 2

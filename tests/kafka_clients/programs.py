@@ -87,7 +87,7 @@ class Client:
 
     def __init__(self, command: Sequence[str], *arguments: object, folder: Path) -> None:
         self.failed: list[str] = []
-        """What it has told of failures."""
+        """Its lines about failures."""
         self._errors = folder / f"{Path(command[0]).name}-errors"
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -114,14 +114,14 @@ class Client:
 
     @property
     def count(self) -> int:
-        """How much it has told."""
+        """How many lines it has printed."""
         raise NotImplementedError
 
     def _listen(self) -> None:
         raise NotImplementedError
 
     def wait_for(self, count: int) -> None:
-        """Wait until it has told so much in all; it may take its time as long as it tells more."""
+        """Wait until it has printed so much in all; it may take its time while it prints more."""
         while (before := self.count) < count:
             wait_until(partial(self._has_gone_on, before), timeout_s=PATIENCE_S)
             assert not self.failed, self.failed[:3]
@@ -153,7 +153,7 @@ class Client:
 
     @property
     def errors(self) -> str:
-        """What it said of errors."""
+        """Its lines about errors."""
         return self._errors.read_text(encoding="utf-8", errors="replace")[-3000:]
 
 
@@ -204,7 +204,7 @@ class Writer(Client):
 
     def __init__(self, command: Sequence[str], *arguments: object, folder: Path) -> None:
         self.offsets: dict[int, int] = {}
-        """Of the records that are acknowledged, by number; below 0: it does not know."""
+        """Offsets of the acknowledged records, by number; below 0: it does not know."""
         self.sent: int | None = None
         super().__init__(command, *arguments, folder=folder)
 

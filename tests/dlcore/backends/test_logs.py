@@ -58,8 +58,8 @@ def test_logs_come_and_go() -> None:
             with pytest.raises(ConfigurationError):
                 await log.truncate()
             assert await log.get_settings() == LogSettings()
-            told = await log.update_settings(retention_s=60, entry_bytes=1024)
-            assert told == LogSettings(retention_s=60, entry_bytes=1024)
+            reply = await log.update_settings(retention_s=60, entry_bytes=1024)
+            assert reply == LogSettings(retention_s=60, entry_bytes=1024)
             assert await log.update_settings(entry_bytes=None) == LogSettings(retention_s=60)
             assert await first.get_settings() == LogSettings(retention_s=60)
             for wrong in ({"self": 1}, {"speed": 1}, {"retention_s": "long"}, {"mode": "no"}):
@@ -132,8 +132,8 @@ def test_a_handle_renames_and_deletes_its_log() -> None:
             settings = LogSettings(retention_s=60, mode="proxied")
             await namespace.create_log("clicks", settings=settings)
             assert await (await direct.open_log("clicks")).get_settings() == settings
-            code, told = await refused(client, "create", log="other", settings={"speed": 1})
-            assert (code, "speed" in told) == ("INVALID_ARGUMENT", True)
+            code, reply = await refused(client, "create", log="other", settings={"speed": 1})
+            assert (code, "speed" in reply) == ("INVALID_ARGUMENT", True)
             log = await namespace.open_log("clicks")
             with pytest.raises(ConfigurationError):
                 await log.rename("")

@@ -1,4 +1,4 @@
-"""Tables that a log refuses, and what is told of tables."""
+"""Tables that a log refuses, and what is logged of tables."""
 
 from __future__ import annotations
 
@@ -136,20 +136,20 @@ def test_a_round_of_a_worker_names_the_tables_that_it_cannot_keep(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its log, and in the metadata that `dlog autorecovery status` shows."""
-    told: list[str] = []
+    reported: list[str] = []
 
     async def body(scene: TableScene) -> None:
         await scene.write()
         write_deltalake(scene.url, pa.table({"x": [1]}))
 
         async def tell(_: str, troubles: Any) -> None:
-            told.extend(troubles.found)
+            reported.extend(troubles.found)
 
         monkeypatch.setattr(scene.worker._repairs, "tell", tell)
         assert await scene.worker.tier() == 1
 
     on_table(tmp_path, body)
-    assert "the table of log rides: TableError: the table has the file" in told[0]
+    assert "the table of log rides: TableError: the table has the file" in reported[0]
     assert "the table of log rides" in caplog.text
 
 
