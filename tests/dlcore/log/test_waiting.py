@@ -77,7 +77,7 @@ def test_who_waits_is_told_for_whom(
             assert str(caught.value).removesuffix(" (waited 0.25 s)") == told
             assert caught.value.owner == "a"
             assert caplog.messages == []  # it was soon over
-            monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
+            monkeypatch.setattr(backoff, "REPORTED_AFTER_S", 0.05)
             waiting = asyncio.create_task(wait(patient))
             await until(lambda: bool(caplog.messages))
             (message,) = caplog.messages
