@@ -104,7 +104,7 @@ def txid_out_of_order(txid: int, last_txid: int) -> TransactionIdOutOfOrderError
 
 
 class Pending:
-    """What a queue has accepted and nobody has acknowledged, and the bounds of that."""
+    """The accepted records of a queue that are not acknowledged yet, and their bounds."""
 
     __slots__ = ("bytes_max", "records", "records_max", "size_bytes")
 

@@ -85,7 +85,7 @@ def test_places_by_any_position() -> None:
     with_proxies("a")(scenario)
 
 
-def test_only_writers_are_told_of_seals() -> None:
+def test_only_writers_learn_of_seals() -> None:
     """Readers pay for no read of heads, and clients of 0.2.0 ask as readers do."""
 
     async def scenario(served: Proxies) -> None:
@@ -95,8 +95,8 @@ def test_only_writers_are_told_of_seals() -> None:
         asked = ["a", "b", "none"]
         schemas = {"a": None, "b": None}
         assert await client.act("schemas", logs=asked) == {"schemas": schemas, "sealed": []}
-        told = await client.act("schemas", logs=asked, for_write=True)
-        assert told == {"schemas": schemas, "sealed": ["a"]}
+        answer = await client.act("schemas", logs=asked, for_write=True)
+        assert answer == {"schemas": schemas, "sealed": ["a"]}
 
     with_proxies("a", "b")(scenario)
 
