@@ -95,8 +95,8 @@ def test_only_writers_learn_of_seals() -> None:
         asked = ["a", "b", "none"]
         schemas = {"a": None, "b": None}
         assert await client.act("schemas", logs=asked) == {"schemas": schemas, "sealed": []}
-        reply = await client.act("schemas", logs=asked, for_write=True)
-        assert reply == {"schemas": schemas, "sealed": ["a"]}
+        answer = await client.act("schemas", logs=asked, for_write=True)
+        assert answer == {"schemas": schemas, "sealed": ["a"]}
 
     with_proxies("a", "b")(scenario)
 

@@ -146,8 +146,8 @@ def test_a_log_that_fails_is_tried_less_and_less_often() -> None:
         upkeep = worker(scene.merging)
 
         def pause_s() -> float:
-            upkeep._back_off("broken")
-            retry = upkeep._retries["broken"]
+            upkeep._requests._back_off("broken")
+            retry = upkeep._requests._retries["broken"]
             retry.due_s = 0.0  # its time has come
             return retry.pause_s
 
