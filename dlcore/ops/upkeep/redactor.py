@@ -272,7 +272,7 @@ class LogRedactor:
             if loop.time() >= until_s:
                 raise OwnershipAcquireFailedError(
                     f"a worker of auto-recovery does the upkeep of log {self._log.name!r}, or "
-                    "somebody redacts it: try again later"
+                    "another client redacts it: try again later"
                 )
             self._report("waiting for the worker that does the log's upkeep")
             await asyncio.sleep(_LOCK_POLL_S)
