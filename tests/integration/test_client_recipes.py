@@ -173,9 +173,9 @@ def test_another_language(
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     assert payloads_in(sandbox.uri, elsewhere) == [b"%d" % number for number in range(RECORDS)]
-    told = result.stdout[
+    output = result.stdout[
         result.stdout.index("{") :
     ].splitlines()  # Maven colours what it does not say
-    assert json.loads(told[0])["location"] != endpoint
-    assert told[1].startswith("0 .. ")
-    assert told[-1].endswith(f" .. {RECORDS - 1}")
+    assert json.loads(output[0])["location"] != endpoint
+    assert output[1].startswith("0 .. ")
+    assert output[-1].endswith(f" .. {RECORDS - 1}")

@@ -135,8 +135,8 @@ def test_a_rolling_restart_under_writers_ends_in_a_balance(sandbox: Sandbox) -> 
                 lambda: all(each.done > count for each, count in zip(running, before, strict=True)),
                 running,
             )
-            told = [ask(each, "health")["balance"]["handed_over"] for each in locations]
-            assert 0 < sum(told) < len(names)
+            moved = [ask(each, "health")["balance"]["handed_over"] for each in locations]
+            assert 0 < sum(moved) < len(names)
             ending.set()
             await asyncio.gather(*(each.task for each in running))
         return running

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SEED_COUNT = amount(400, sampled=3)
 SEEDS_PER_TEST = 5
 KEPT_DOWN_SEEDS = {False: amount(200, sampled=7), True: amount(40, sampled=2)}
-"""Of runs of ledgers few get another bookie, and they are short; those of logs are long."""
+"""Few runs of ledgers get another bookie, and they are short; those of logs are long."""
 TRACED_SEEDS = amount(5, sampled=1)
 
 
@@ -61,7 +61,7 @@ def test_promises_hold_under_every_schedule(first: int) -> None:
 def test_one_of_three_bookies_may_be_down(
     monkeypatch: pytest.MonkeyPatch, *, has_logs: bool
 ) -> None:
-    """What begins meanwhile is acknowledged, and gets its third bookie once all are back."""
+    """A ledger that begins meanwhile is acknowledged, and gets a third bookie once all are back."""
     joined: list[int] = []
     enlarge = LedgerRepairer._enlarge
 

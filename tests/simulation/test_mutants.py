@@ -81,7 +81,7 @@ def test_the_tests_that_catch_mutants_exist() -> None:
 
 @for_each(sorted([*MUTANTS, *TESTED]))
 def test_a_mutant_finds_what_it_changes(name: str) -> None:
-    """What is renamed in the product is renamed here."""
+    """A name changed in the product is changed here."""
     apply = MUTANTS[name] if name in MUTANTS else TESTED[name].apply
     with apply():
         pass
@@ -94,7 +94,7 @@ def test_mutants_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("focus", sample(sorted(FOCUSES), 2))
 def test_every_focus_passes_without_a_mutant(focus: str) -> None:
-    """What catches a mutant must be the mutant."""
+    """The cause of a failure must be the mutant."""
     with focused(focus):
         for seed in range(FOCUSED_SEEDS):
             result = run_seed(seed)
@@ -102,7 +102,7 @@ def test_every_focus_passes_without_a_mutant(focus: str) -> None:
 
 
 def test_a_failed_seed_says_how_to_replay_it() -> None:
-    """What a person needs is in one text."""
+    """One text has all that a person needs."""
     with MUTANTS["acks_before_earlier_entries"]():
         failed = next(each for each in map(run_seed, range(50)) if each.failure is not None)
     text = failed.explain()

@@ -88,7 +88,7 @@ def test_only_when_all_failed_for_one_entry_the_read_fails_naming_them() -> None
 
 
 def test_silence_asks_another_and_the_first_to_deliver_stays() -> None:
-    """The others are told to stop."""
+    """The others must stop."""
     lane = lane_of()
     lane.start()
     assert lane.silent() == [open_at("B", 0)]
@@ -214,7 +214,7 @@ class RandomRead:
 
 @for_each(range(100))
 def test_random_streams_deliver_everything_that_a_bookie_has(seed: int) -> None:
-    """The read fails only where nobody has the entry."""
+    """The read fails only where no bookie has the entry."""
     run = RandomRead(seed)
     run.perform(run.lane.start())
     while not run.lane.is_done and not run.has_failed:

@@ -68,8 +68,8 @@ def test_one_that_waits_and_is_given_up() -> None:
     at.validate()
 
 
-def test_what_lies_ahead_leaves_a_slot_and_bytes() -> None:
-    """So one that is wanted is read at once, beside a reader that takes nothing."""
+def test_the_read_ahead_leaves_a_slot_and_bytes() -> None:
+    """A wanted one is read at once, beside a reader that takes nothing."""
     at = budget(3, 400)
     a, b, c = parts(10, 10, 10)
     assert at.ahead(a)
@@ -86,7 +86,7 @@ def test_what_lies_ahead_leaves_a_slot_and_bytes() -> None:
 
 
 def test_a_reader_has_at_most_as_much_ahead_as_it_leaves() -> None:
-    """Of 300 bytes the first has half, and the next one half of the rest."""
+    """The first has half of 300 bytes, and the next one half of the rest."""
     at = budget(100, 400)
     first, second = parts(*[10] * 40), parts(*[10] * 40, reader="b")
     assert sum(map(at.ahead, first)) == 15

@@ -109,7 +109,7 @@ def owner_of(error: DLError) -> str:
 
 
 def test_waiting_for_another_owner() -> None:
-    """It tries again when the node changes, and gives up when told."""
+    """It tries again when the node changes, and gives up on command."""
     bench = Bench()
     assert bench.held() == []
     assert bench.machine.is_waiting
@@ -205,8 +205,8 @@ def test_attempts_that_are_overtaken_end() -> None:
     assert "owned by another writer" in str(denied(bench.read(None)))
 
 
-def test_what_the_store_refuses_ends_it() -> None:
-    """A log that is gone, a store that is closed, a head that nobody can read."""
+def test_a_refusal_of_the_store_ends_it() -> None:
+    """A log that is gone, a store that is closed, a head that cannot be read."""
     gone = denied(Bench().handle(CallFailed(CREATE, NoNodeError("no parent"))))
     assert isinstance(gone, LogNotFoundError)
     closed = AlreadyClosedError("closed")
@@ -242,7 +242,7 @@ def test_the_lock_is_denied_when_another_was_there() -> None:
 
 
 def test_a_node_of_our_own_earlier_session_is_waited_for() -> None:
-    """It is about to vanish, and is nobody else's; even by a writer that waits for no other."""
+    """It is about to vanish, and is no one else's; even by a writer that waits for no other."""
     bench = Bench().owned().lost()
     bench.handle(Verified(7))
     bench.handle(CallFailed(CreateLock(7), NodeExistsError("exists")))

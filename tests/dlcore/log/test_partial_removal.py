@@ -1,7 +1,7 @@
 """Goal: truncation frees the ledgers before the first kept position, within a segment too.
 
-Method: logs in memory whose extents are ledgers of their own.  What is left is read from every
-side, and has the positions, numbers and times that it had.
+Method: logs in memory whose extents are ledgers of their own.  The rest is read from every side,
+and has the positions, numbers and times that it had.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def test_without_the_feature_the_segment_stays_whole() -> None:
 
 
 def test_truncated_extents_wait_for_their_age() -> None:
-    """Of a log with a retention and explicit truncation; a worker removes them later."""
+    """A log has a retention and explicit truncation; a worker removes them later."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]

@@ -170,7 +170,7 @@ def test_sequence_ids_of_clipped_extents_count_from_the_whole() -> None:
 
 
 def test_going_on_after_an_entry() -> None:
-    """What is left after a failure begins with the next entry."""
+    """The rest after a failure begins with the next entry."""
     (part,) = SNAPSHOT.scans(DLSN(1, 1, 4), DLSN(1, 4, 2))
     rest = part.after_entry(2)
     assert rest is not None
@@ -187,7 +187,7 @@ def test_canonical_positions() -> None:
     assert SNAPSHOT.canonical(DLSN(9, 0, 0)) == SNAPSHOT.end
 
 
-def test_what_is_inside_and_what_is_truncated() -> None:
+def test_records_inside_and_truncated_ones() -> None:
     """Half-open: the end is not inside."""
     snapshot = snapshot_of([3], [2], first=DLSN(1, 1, 2))
     assert not snapshot.contains(DLSN(1, 1, 1))

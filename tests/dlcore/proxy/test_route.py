@@ -49,11 +49,11 @@ def test_proxies_that_disagree_pass_nothing_to_and_fro(named: str) -> None:
 
 def test_one_that_is_not_reached_is_passed_over() -> None:
     """Beside those that the client did not reach, of which the oldest are forgotten."""
-    told = [f"gone-{number}" for number in range(UNREACHABLE_MAX)]
-    route = Route("here", told)
+    given = [f"gone-{number}" for number in range(UNREACHABLE_MAX)]
+    route = Route("here", given)
     assert route.handle(Sent("dead")) == GiveTo("dead")
     assert route.handle(Unreached("dead")) == AskHere(0.0)
-    assert route.unreachable == (*told[1:], "dead")
+    assert route.unreachable == (*given[1:], "dead")
     assert route.handle(Sent("owner")) == GiveTo("owner")
 
 
@@ -82,10 +82,10 @@ def test_a_call_says_how_it_wants_to_be_served() -> None:
     assert wish_of([("dlog-forward", "True")]) == Wish(forward=True)
     zoe = Caller(Principal(Proof.TOKEN, "Zoë"), "10.0.0.1")
     forwarder = Forwarder("grpc://a:1", "session", zoe)
-    told = [*forwarder.metadata(), ("dlog-forward", "true")]
-    assert wish_of(told) == Wish(forward=False, forwarder=forwarder)
-    nobody = Caller(ANONYMOUS, "x")
-    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", nobody)
+    given = [*forwarder.metadata(), ("dlog-forward", "true")]
+    assert wish_of(given) == Wish(forward=False, forwarder=forwarder)
+    anonymous = Caller(ANONYMOUS, "x")
+    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", anonymous)
     with pytest.raises(ConfigurationError, match="'Zoë': expected user:NAME"):
         wish_of([("dlog-forwarded-by", "x"), ("dlog-forwarded-for-bin", "Zoë".encode())])
     with pytest.raises(ConfigurationError, match=r"dlog-forward='yes': expected true or false"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_closing_fails_every_pending_add() -> None:
-    """Close a client whose adds nobody answers, some of them not yet sent."""
+    """Close a client whose adds no bookie answers, some of them not yet sent."""
 
     async def scenario() -> None:
         script = Script(answer=lambda _id: False)
@@ -55,7 +55,7 @@ def test_closing_waits_for_adds_on_their_way(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_who_is_cancelled_while_he_closes_closes_every_connection() -> None:
+def test_a_cancelled_close_closes_every_connection() -> None:
     """Also those whose turn had not come."""
 
     async def scenario() -> None:

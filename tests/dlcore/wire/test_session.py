@@ -113,7 +113,7 @@ def test_adds_of_one_iteration_share_a_message() -> None:
     assert len(sent(bench.add(FRAME))) == 1  # no other is unanswered
 
 
-def test_what_differs_does_not_share_a_message() -> None:
+def test_different_capabilities_do_not_share_a_message() -> None:
     """Adds of recovery, LACs, and what is too much for one; all in the order of the calls."""
     bench = Bench()
     bench.add(FRAME)
@@ -183,7 +183,7 @@ def test_no_more_is_sent_at_once_than_a_transport_holds() -> None:
 
 
 def test_a_write_beyond_the_bounds_is_refused() -> None:
-    """Of requests, and of bytes; a refused one counts for nothing."""
+    """Requests and bytes are bounded; a refused one does not count."""
     few = Bench(LedgerClientConfig(pending_entries_max=1), opened=False)
     few.add(FRAME, FRAME, FRAME, FRAME)
     (refused,) = few.lac()
@@ -254,7 +254,7 @@ def test_a_read_is_cancelled_at_the_bookie_only_while_it_runs() -> None:
 
 
 def test_a_bookie_of_an_earlier_release_is_not_asked_for_what_it_does_not_know() -> None:
-    """The caller is told; nothing is sent."""
+    """The caller gets an error; nothing is sent."""
     bench = Bench(opened=False)
     bench.handle(Signal.CONNECTED)
     bench.receive(WELCOME._replace(features=0))
@@ -407,7 +407,7 @@ def test_a_connection_that_comes_too_late_is_ended() -> None:
     assert bench.handle(Lost("")) == []
 
 
-def test_a_connection_that_is_lost_before_it_was_told_ends_the_session_once() -> None:
+def test_a_connection_that_is_lost_before_the_notice_ends_the_session_once() -> None:
     """A transport may end what it has not handed over; closing the client waits for the end."""
     bench = Bench(opened=False)
     bench.handle(Ask(READ, "read"))

@@ -62,7 +62,7 @@ def test_a_new_certificate_key_and_authority_are_used_at_the_next_look(
     assert in_use.expires_at_ms > expires_ms
 
 
-def test_files_that_do_not_fit_are_not_used_and_told_once(
+def test_files_that_do_not_fit_are_not_used_and_logged_once(
     tmp_path: Path, steady: Steady, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A certificate whose key comes later, half of a file, and one that is away for a while."""
@@ -79,9 +79,9 @@ def test_files_that_do_not_fit_are_not_used_and_told_once(
 
     look()
     put(new, files, "cert")
-    (told,) = look()
-    assert files.cert in told
-    assert "stay as they were" in told
+    (logged,) = look()
+    assert files.cert in logged
+    assert "stay as they were" in logged
     assert look() == []
     assert in_use.client_context() is first
     put(new, files, "key")
@@ -92,8 +92,8 @@ def test_files_that_do_not_fit_are_not_used_and_told_once(
     Path(files.cert).write_bytes(whole[: len(whole) // 2])
     assert len(look()) == 1
     Path(files.cert).unlink()
-    (told,) = look()
-    assert f"cert={files.cert!r}" in told
+    (logged,) = look()
+    assert f"cert={files.cert!r}" in logged
     Path(files.cert).write_bytes(whole)
     assert look() == []
     assert in_use.client_context() is second
@@ -122,7 +122,7 @@ def test_files_that_change_while_they_are_read_are_left_to_the_next_look(
     assert in_use.client_context() is not first
 
 
-def test_expiry_is_told_at_the_start_and_again_after_a_day(
+def test_expiry_is_logged_at_the_start_and_again_after_a_day(
     tmp_path: Path, steady: Steady, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each process tells it in its log."""

@@ -54,13 +54,13 @@ class Server:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def trial(self) -> None:
-        """Succeed, hang or fail, as told."""
+        """Succeed, hang or fail, as configured."""
         self.trials += 1
         self.begun.set()
         if self.hangs:
             await asyncio.Event().wait()
         if not self.is_good:
-            raise MetadataConnectionError("nobody answers")
+            raise MetadataConnectionError("no server answers")
 
     def operated(self) -> Operated:
         """Return what its operators see."""
@@ -152,7 +152,7 @@ def test_many_callers_share_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "TRIAL_PAUSE_S", 0.0)
             status, answer = await get("/health/works")
             assert (status, server.trials) == (503, 2)
-            assert answer["reason"] == "MetadataConnectionError: nobody answers"
+            assert answer["reason"] == "MetadataConnectionError: no server answers"
 
     run(scenario())
 
@@ -203,7 +203,7 @@ def test_without_an_address_there_is_no_port() -> None:
 
 
 @pytest.mark.parametrize(("mode", "lets_in"), [("server", True), ("required", False)])
-def test_tls_as_told(tmp_path: Path, mode: str, lets_in: bool) -> None:
+def test_tls_as_configured(tmp_path: Path, mode: str, lets_in: bool) -> None:
     """With `server` every client may ask, with `required` only one with a certificate."""
     authority = Authority(tmp_path / "tls")
     own, client = authority.issue("server"), authority.issue("client")

@@ -68,7 +68,7 @@ def test_the_part_has_all_rows(where: pc.Expression, first: int, end: int) -> No
 
 
 def test_nothing_is_left() -> None:
-    """Of a filter that holds for none, and of a log that is short."""
+    """The part for a filter that holds for none, and for a short log."""
     start, end = part_of(pc.field("_timestamp") > at(10**12))
     assert end - start <= ROWS_LEFT
     few = place_at(FIRST + 10)
@@ -84,7 +84,7 @@ def test_a_log_of_bytes() -> None:
 
 @for_each(range(20))
 def test_any_ranges(seed: int) -> None:
-    """Of any filter over numbers, each row that it keeps is in the part."""
+    """Each row that a filter over numbers keeps is in the part."""
     rng = random.Random(seed)
 
     def numbers() -> int:

@@ -77,7 +77,7 @@ def plan(*weights: int, policy: MergePolicy = POLICY) -> tuple[int, int] | None:
         ((2_000, 1_000_000, 2_000, 1_000_000, 2_000, 2_000), None),
     ],
 )
-def test_what_is_merged(weights: tuple[int, ...], run: tuple[int, int] | None) -> None:
+def test_extents_that_are_merged(weights: tuple[int, ...], run: tuple[int, int] | None) -> None:
     """Adjacent ones that together weigh four times the heaviest of them; the lightest first."""
     assert plan(*weights) == run
 
@@ -253,7 +253,7 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     count = sum(chunk.covers for _, chunk in stored.chunks)
     found, read = read_nodes(nodes, count)
     assert found == [*extents[: run.first], merged, *extents[run.end :]]
-    assert len(nodes) == read + (stored.end is not None)  # nothing is left that nobody reads
+    assert len(nodes) == read + (stored.end is not None)  # nothing unread is left
     head = change.ops[-1]
     assert isinstance(head, Put)
     assert (head.path, head.version) == (PATHS.head, 11)

@@ -117,7 +117,7 @@ def test_the_segment_in_progress_is_completed_first() -> None:
 
 
 def test_an_obstacle_forbids_to_begin() -> None:
-    """Goal: all obstacles are told at once."""
+    """Goal: all obstacles are reported at once."""
     steps = Steps()
     steps.send(Signal.BEGIN)
     effect = steps.send(Scanned(runs=(run_of(1),), obstacles=("a fork", "a table")))
@@ -125,7 +125,7 @@ def test_an_obstacle_forbids_to_begin() -> None:
     assert str(effect.outcome) == "a fork; a table"
 
 
-def test_what_is_left_is_tried_again_until_patience_is_over() -> None:
+def test_the_rest_is_tried_again_until_patience_is_over() -> None:
     """Goal: a store that is away stops no other step; the reasons are those of the last round."""
     steps = Steps()
     steps.send_all(Signal.BEGIN, Scanned(is_begun=True, kept=("a truncated segment",)))
@@ -141,7 +141,7 @@ def test_what_is_left_is_tried_again_until_patience_is_over() -> None:
 
 
 def test_kept_rows_are_no_good_end() -> None:
-    """Goal: a truncated segment that stays keeps its rows, and that is told."""
+    """Goal: a truncated segment that stays keeps its rows, and that is reported."""
     steps = Steps()
     seen = Scanned(kept=("kept",))
     assert steps.send_all(Signal.BEGIN, seen, *DONE) == Ended(False)
