@@ -102,7 +102,7 @@ def test_lines_that_are_printed() -> None:
         "    dlcore.wire              frames 1",
         "write, bookie: 2 rooms (aim 5), 2 modules (aim 10), 7 calls",
         "    dlcore.wire              frames 5  (of dlcore: not counted)",
-        "    bookie                   ledger_state 1",
+        "    bookie                   server 1",
         "    bookie.files             log 1",
     ]
     figure = Figure(name="lines", value=79_000, aim=60_000, parts=("2 A, a.py",))
