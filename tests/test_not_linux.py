@@ -15,6 +15,7 @@ from tests.fixtures.other_system import run_elsewhere, run_tests_elsewhere
 if TYPE_CHECKING:
     from pathlib import Path
 
+WARDEN = "tests/dlcore/ops/sandbox/test_warden.py"
 IMPORTS = """
 import fcntl, importlib, os, pkgutil, select, signal, socket, sys
 
@@ -75,18 +76,19 @@ def test_every_module_imports() -> None:
     assert int(run_elsewhere("-W", "error", "-c", IMPORTS)) > 300
 
 
-def test_a_bookie_stores_and_finds_its_entries() -> None:
-    """Appends, syncs, restarts after a kill, reads, compaction and collection of garbage."""
+def test_a_bookie_stores_its_entries_and_a_sandbox_kills_what_it_started() -> None:
+    """Appends, syncs, restarts after a kill, reads, compaction and collection of garbage.
+
+    A sandbox knows what it kills by process ids and the time of their start, where there are no
+    descriptors of processes.  Both are one run of pytest, which starts for longer than it runs.
+    """
     tests = ("storage", "storage_kill", "compaction_kill", "real_disk", "garbage_collector")
     files = [f"tests/bookie/test_{name}.py" for name in tests]
-    output = run_tests_elsewhere("tests/contracts/test_disk.py", *files)
-    assert "failed" not in output
-    assert "skipped" not in output
-
-
-def test_the_sandbox_kills_what_it_started() -> None:
-    """By process ids, and the time of their start, where there are no descriptors of processes."""
-    assert "3 passed" in run_tests_elsewhere("tests/dlcore/ops/sandbox/test_warden.py")
+    output = run_tests_elsewhere("-rp", "tests/contracts/test_disk.py", *files, WARDEN)
+    summary = output.splitlines()[-1]
+    assert "failed" not in summary
+    assert "skipped" not in summary
+    assert output.count(f"PASSED {WARDEN}::") == 3
 
 
 @pytest.mark.integration

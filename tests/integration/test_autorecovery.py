@@ -119,7 +119,7 @@ class LiveWriter:
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(0.02):
+            while not self._stop.wait(0.1):
                 self._writer.write(LogRecord(self.committed, b"x" * 500))
                 self._writer.commit()
                 self.committed += 1

@@ -18,7 +18,7 @@ import pytest
 
 from dlcore.base.config import LogConfig
 from dlcore.sync import open_namespace
-from tests.fixtures.lengths import sample
+from tests.fixtures.lengths import amount, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 120
 LOST_STATUS = 120
+MANY = amount(100_000, sampled=20_000)
 PRELUDE = """
 import os, signal, sys, threading, time
 from dlcore import LogRecord
@@ -88,7 +89,7 @@ def txids_of(namespace: Namespace, log: str) -> list[int]:
 
 EXITS = {
     "end": ("write(writer, 3)", 0, ""),
-    "much": ("write(writer, 100_000)", 0, ""),
+    "much": (f"write(writer, {MANY})", 0, ""),
     "sys.exit": ("write(writer, 3); sys.exit(7)", 7, ""),
     "unhandled": ("write(writer, 3); raise KeyError('mine')", 1, "KeyError: 'mine'"),
     # Python ends by the signal, or with 1 where its exit ran code from a string, as imports may.
@@ -175,7 +176,7 @@ def leave(way: str, opening: str, uri: str, log: str) -> None:
 
 def written(way: str) -> list[int]:
     """Return the transaction ids that a process writes which ends so."""
-    return list(range(1, {"much": 100_000, "thread that writes on": 6}.get(way, 3) + 1))
+    return list(range(1, {"much": MANY, "thread that writes on": 6}.get(way, 3) + 1))
 
 
 @pytest.mark.parametrize("way", sample(REMOTE_EXITS, 4))

@@ -62,7 +62,7 @@ class Load:
                         writer.write(LogRecord(0, b"%s/%d" % (name.encode(), number)))
                     writer.flush()
                     self.sent[name] = writer.next_sequence
-                    self._stopped.wait(0.01)
+                    self._stopped.wait(0.05)
         except BaseException as error:  # noqa: BLE001  # the test tells
             self.errors.append(error)
 

@@ -107,7 +107,7 @@ class Writers:
                 writer.flush()  # until it is acknowledged
                 self.longest_s[name] = max(self.longest_s[name], time.monotonic() - began_s)
                 self.count[name] = number + 1
-                self._is_over.wait(0.02)
+                self._is_over.wait(0.05)
 
 
 def lives(uri: str) -> dict[str, int]:

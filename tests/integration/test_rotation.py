@@ -55,7 +55,7 @@ class Appender:
                     writer.write(LogRecord(txid=self.acknowledged, payload=b"x"))
                     writer.flush()
                     self.acknowledged += 1
-                    self._stop.wait(0.01)
+                    self._stop.wait(0.05)
         except Exception as error:  # noqa: BLE001  # the test raises it
             self._error = error
 

@@ -44,9 +44,9 @@ pytestmark = pytest.mark.integration
 WAIT_S = 120.0
 QUICK_RECOVERY = (
     "--lost-bookie-delay-s=0.1",
-    "--audit-interval-s=0.2",
-    "--poll-interval-s=0.1",
-    "--retry-pause-s=0.1",
+    "--audit-interval-s=0.5",
+    "--poll-interval-s=0.3",
+    "--retry-pause-s=0.3",
 )
 SMALL_DISK = """
 mount -t tmpfs -o size=48m none "$1" && head -c 44m /dev/zero > "$1/filler" && shift && exec "$@"
