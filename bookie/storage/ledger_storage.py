@@ -10,11 +10,11 @@ from bookie.files.damage import DamageLog
 from bookie.files.entry_log import EntryLog
 from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
+from bookie.files.ledger_state import LedgerState, note_sealed
 from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles
 from bookie.files.sealed_handles import SealedHandles
 from bookie.files.unsealed import EntryLogEvents
-from bookie.ledger_state import LedgerState, note_sealed
 from bookie.membership.given_ids import GivenIds
 from bookie.storage.followers import Followers
 from bookie.storage.reads import Reads

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bookie.ledger_state import check_id
+from bookie.files.ledger_state import check_id
 from bookie.membership.given_ids import GivenIds, Need
 from bookie.space.budget import Claim
 from bookie.space.room import run_room_bytes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from bookie.config import StorageConfig
-    from bookie.ledger_state import LedgerState
+    from bookie.files.ledger_state import LedgerState
     from bookie.storage.followers import Followers
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore

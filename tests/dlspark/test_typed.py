@@ -335,6 +335,8 @@ def test_writes_to_typed_logs(bench: Bench) -> None:
     plain = bench.source(log=bench.log + "/plain", createLog="true", typed="false")
     with pytest.raises(ConfigurationError, match="a log of bytes has no column 'id'"):
         plain.writer(ids, overwrite=False)
+    with pytest.raises(LogNotFoundError, match="there is no log"):
+        bench.source(log=bench.log + "/none").writer(ids, overwrite=False)
     by_column = DistributedLogDataSource({"uri": bench.uri, "typed": "false"})
     with pytest.raises(ConfigurationError, match="a log of bytes has no column 'id'"):
         by_column.writer(by_log, overwrite=False)

@@ -408,11 +408,12 @@ def a_decommission_asks_for_no_proof() -> Iterator[None]:
 
     async def blind(self: Maintenance, name: str, *, incarnation: str) -> None:
         store = self._context.store
+        multi = store.multi
 
-        async def multi(ops: Any) -> None:
-            await store.delete(ops[-1].path)
+        async def unproved(ops: Any) -> None:
+            await multi(ops[-1:])
 
-        with patch.object(store, "multi", multi):
+        with patch.object(store, "multi", unproved):
             await delete(self, name, incarnation=incarnation)
 
     with patch.object(Maintenance, "_delete_cookie", blind):

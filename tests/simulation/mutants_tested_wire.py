@@ -11,8 +11,8 @@ from unittest.mock import patch
 import crc32c
 
 from bookie.files import entry_reader as entry_reader_module
+from bookie.files.ledger_state import LedgerState
 from bookie.files.unsealed import UnsealedFiles
-from bookie.ledger_state import LedgerState
 from bookie.serving.receive_budget import ReceiveRoom
 from bookie.serving.session import Patience
 from dlcore.wire import digest as digest_module, receive_memory as memory_module

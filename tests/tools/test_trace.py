@@ -95,14 +95,14 @@ def test_a_module_counts_if_most_records_pass_it() -> None:
 def test_lines_that_are_printed() -> None:
     """Rooms are packages; of dlcore's modules in a bookie the calls count alone."""
     client = {"dlcore.log.writer": 3, "dlcore.wire.frames": 1, "dlcore.log.batches": 2}
-    bookie = {"dlcore.wire.frames": 5, "bookie.ledger_state": 1, "bookie.files.log": 1}
+    bookie = {"dlcore.wire.frames": 5, "bookie.server": 1, "bookie.files.log": 1}
     assert list(lines_of(Passage(name="write", client=client, bookie=bookie))) == [
         "write, client: 2 rooms (aim 8), 3 modules (aim 14), 6 calls",
         "    dlcore.log               writer 3, batches 2",
         "    dlcore.wire              frames 1",
         "write, bookie: 2 rooms (aim 5), 2 modules (aim 10), 7 calls",
         "    dlcore.wire              frames 5  (of dlcore: not counted)",
-        "    bookie                   ledger_state 1",
+        "    bookie                   server 1",
         "    bookie.files             log 1",
     ]
     figure = Figure(name="lines", value=79_000, aim=60_000, parts=("2 A, a.py",))
