@@ -87,11 +87,11 @@ func TestWhatALogMayDo(t *testing.T) {
 		"an unknown append is read":              at("a", unknown(wrote("a", "")), read("a")),
 		"it is read later":                       at("a", unknown(wrote("a", "")), read("")),
 		"it never comes":                         at("", unknown(wrote("a", "")), read("")),
-		"its position is not told":               at("a", wrote("a", ""), read("a")),
+		"its position is not known":              at("a", wrote("a", ""), read("a")),
 		"a condition holds":                      at("a b", wrote("a", "1:0:0"), given(wrote("b", "1:1:0"), "1:0:0")),
 		"an incarnation is fenced":               at("a b", begun(one), as(one, 0, wrote("a", "1:0:0")), begun(two), as(two, 1, wrote("b", "1:1:0")), refused(as(one, 1, wrote("c", "")), history.Fenced)),
 		"it writes until the later one has":      at("a b", begun(one), as(one, 0, wrote("a", "1:0:0")), begun(two), as(one, 1, wrote("b", "1:1:0")), refused(as(two, 1, wrote("c", "")), history.Fenced)),
-		"an incarnation begins that nobody sees": at("", begun(one), unknown(begun(&history.Claim{Producer: "p"})), refused(as(one, 0, wrote("a", "")), history.Fenced)),
+		"an incarnation begins that no one sees": at("", begun(one), unknown(begun(&history.Claim{Producer: "p"})), refused(as(one, 0, wrote("a", "")), history.Fenced)),
 		"a sealed log":                           at("a", wrote("a", "1:0:0"), history.Operation{Kind: history.Seal}, refused(wrote("b", ""), history.Sealed)),
 		"a refusal that says nothing":            at("", refused(wrote("a", ""), "Unavailable")),
 	} {

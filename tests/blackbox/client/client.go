@@ -191,14 +191,14 @@ func (client *Client) beginAt(
 	ctx context.Context, location, producer string, byAction bool, operation *history.Operation,
 ) error {
 	if byAction {
-		var told struct {
+		var reply struct {
 			Producer wireClaim
 			Sequence int64
 		}
 		err := client.pool.act(ctx, location, "producer_init",
-			map[string]any{"log": client.log, "producer": producer}, &told)
+			map[string]any{"log": client.log, "producer": producer}, &reply)
 		if err == nil {
-			operation.Claim, operation.Sequence = told.Producer.parsed(), told.Sequence
+			operation.Claim, operation.Sequence = reply.Producer.parsed(), reply.Sequence
 		}
 		return err
 	}
@@ -231,16 +231,16 @@ func (client *Client) Seal() history.Operation {
 func (client *Client) Tail() history.Operation {
 	asked := history.Operation{Kind: history.Tail}
 	return client.ask(asked, func(ctx context.Context, location string, tail *history.Operation) error {
-		var told struct {
+		var reply struct {
 			Last *struct {
 				Dlsn        string
 				Sequence_id int64
 			}
 		}
 		err := client.pool.act(ctx, location, "positions",
-			map[string]any{"log": client.log, "at": []any{}}, &told)
-		if err == nil && told.Last != nil {
-			tail.Last, tail.LastNumber = told.Last.Dlsn, told.Last.Sequence_id
+			map[string]any{"log": client.log, "at": []any{}}, &reply)
+		if err == nil && reply.Last != nil {
+			tail.Last, tail.LastNumber = reply.Last.Dlsn, reply.Last.Sequence_id
 		}
 		return err
 	})

@@ -104,8 +104,8 @@ func (pool *Pool) silent() []string {
 // refusal is why a call had no answer: the name of the proxy's error, or of gRPC's status.
 type refusal struct {
 	name     string
-	location string // where another proxy serves the log, if that was told
-	last     string // position of the log's last record, if that was told; "none": it has none
+	location string // where another proxy serves the log, if it was reported
+	last     string // position of the log's last record, if it was reported; "none": it has none
 	at       string // which proxy, if that is not the one that was asked now
 	err      error
 	code     codes.Code
@@ -121,13 +121,13 @@ func refusalOf(err error, trailer metadata.MD) *refusal {
 	if err == nil {
 		return nil
 	}
-	told := status.Convert(err)
+	answered := status.Convert(err)
 	if wrapped := interface{ GRPCStatus() *status.Status }(nil); errors.As(err, &wrapped) {
-		told = wrapped.GRPCStatus() // without what others wrote around its message
+		answered = wrapped.GRPCStatus() // without what others wrote around its message
 	}
-	name, _, isNamed := strings.Cut(told.Message(), ":")
+	name, _, isNamed := strings.Cut(answered.Message(), ":")
 	if !isNamed || !strings.HasSuffix(name, "Error") {
-		name = told.Code().String()
+		name = answered.Code().String()
 	}
 	first := func(key string) string {
 		if found := trailer.Get(key); len(found) > 0 {
@@ -136,7 +136,7 @@ func refusalOf(err error, trailer metadata.MD) *refusal {
 		return ""
 	}
 	return &refusal{name: name, location: first("dlog-location"), last: first("dlog-last-dlsn"),
-		err: err, code: told.Code()}
+		err: err, code: answered.Code()}
 }
 
 // isPassing returns whether the same call may succeed later, or elsewhere.
@@ -149,7 +149,7 @@ func (refused *refusal) isPassing() bool {
 }
 
 // mayHaveEffect returns whether what was refused may have been done all the same: not if the owner of
-// the log decided about it, nor if it was told where the owner is, nor if nobody was reached.
+// the log decided about it, nor if it learned where the owner is, nor if no proxy was reached.
 func (refused *refusal) mayHaveEffect() bool {
 	switch refused.name {
 	case history.ConditionFailed, history.Fenced, history.Gap, history.Sealed:

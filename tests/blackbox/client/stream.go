@@ -46,7 +46,7 @@ type stream struct {
 	cancel   context.CancelFunc
 	sent     int64
 	claim    *history.Claim // with a producer
-	sequence int64          // that was told at the beginning
+	sequence int64          // from the first reply
 }
 
 // answer is a message of the proxy.
@@ -86,17 +86,17 @@ func (pool *Pool) open(
 	opened.writer.SetFlightDescriptor(
 		&flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: text})
 	_ = opened.writer.Write(batchOf(nil)) // the schema; if it fails, the first answer says why
-	told, err := opened.receive()
+	reply, err := opened.receive()
 	if err != nil {
 		opened.close()
 		return nil, err
 	}
-	if told.Ready == nil {
+	if reply.Ready == nil {
 		opened.close()
-		return nil, fmt.Errorf("the first answer of a stream is not ready: %+v", told)
+		return nil, fmt.Errorf("the first answer of a stream is not ready: %+v", reply)
 	}
-	if told.Ready.Producer != nil {
-		opened.claim, opened.sequence = told.Ready.Producer.parsed(), told.Ready.Sequence
+	if reply.Ready.Producer != nil {
+		opened.claim, opened.sequence = reply.Ready.Producer.parsed(), reply.Ready.Sequence
 	}
 	return opened, nil
 }
@@ -106,7 +106,7 @@ func (opened *stream) close() {
 }
 
 // receive waits for an answer, but not for ever.
-func (opened *stream) receive() (told answer, err error) {
+func (opened *stream) receive() (reply answer, err error) {
 	late := time.AfterFunc(answerTimeout, opened.cancel)
 	defer late.Stop()
 	message, err := opened.put.Recv()
@@ -119,14 +119,14 @@ func (opened *stream) receive() (told answer, err error) {
 		if refused.code == codes.Canceled {
 			refused.code = codes.DeadlineExceeded
 		}
-		return told, refused
+		return reply, refused
 	}
-	err = json.Unmarshal(message.AppMetadata, &told)
-	return told, err
+	err = json.Unmarshal(message.AppMetadata, &reply)
+	return reply, err
 }
 
 // append writes records and waits until they are durable; it returns where the last one is, if that
-// is told. isSent says whether the records may have been written even so, if there is an error.
+// is reported. isSent says whether the records may still have been written, if there is an error.
 func (opened *stream) append(
 	values []string, sequence int64, isLast bool,
 ) (last string, isSent bool, err error) {
@@ -140,16 +140,16 @@ func (opened *stream) append(
 	}
 	opened.sent += int64(len(values))
 	for {
-		told, err := opened.receive()
+		reply, err := opened.receive()
 		if err != nil {
 			return "", isSent, err
 		}
-		if told.Draining != nil {
-			return "", false, &refusal{name: "draining", location: told.Draining.Location,
+		if reply.Draining != nil {
+			return "", false, &refusal{name: "draining", location: reply.Draining.Location,
 				err: fmt.Errorf("the proxy lets go of the log"), code: codes.Unavailable}
 		}
-		if told.Acked != nil && *told.Acked == opened.sent {
-			return told.Dlsn, true, nil
+		if reply.Acked != nil && *reply.Acked == opened.sent {
+			return reply.Dlsn, true, nil
 		}
 	}
 }

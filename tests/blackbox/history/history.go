@@ -74,7 +74,7 @@ type Operation struct {
 	End   string `json:"end,omitempty"`
 	Rows  []Row  `json:"rows,omitempty"`
 
-	Last       string `json:"last,omitempty"` // position of the last record that was told
+	Last       string `json:"last,omitempty"` // position of the last record in the refusal
 	LastNumber int64  `json:"last_number"`
 	Count      int64  `json:"count"` // of a read by parts too: how many records they were said to have
 }

@@ -29,7 +29,7 @@ var Ways = []Way{
 	{"an append comes before one that had ended when it began", reordered},
 	{"an acknowledgement tells another position", misplaced},
 	{"a read tells another number", misnumbered},
-	{"a read shows what nobody appended", invented},
+	{"a read shows what no client appended", invented},
 	{"an append that was refused is read", unrefused},
 	{"a tail is older than an acknowledged append", staleTail},
 	{"a count is lower than that of acknowledged records", staleCount},
@@ -366,7 +366,7 @@ func failedCondition(spoiled *spoiling) bool {
 	return true
 }
 
-// isSealed returns whether somebody tried to seal the log: then an append that succeeds may be wrong
+// isSealed returns whether a client tried to seal the log: then an append that succeeds may be wrong
 // for that reason alone.
 func (spoiled *spoiling) isSealed() bool {
 	return spoiled.choose(func(each *history.Operation) bool {

@@ -50,7 +50,7 @@ func (known *board) note(text string) {
 	}
 }
 
-// some returns a position that was told to somebody, or "" if there is none.
+// some returns a position that any client learned, or "" if there is none.
 func (known *board) some(random *rand.Rand) string {
 	known.lock.Lock()
 	defer known.lock.Unlock()
@@ -60,7 +60,7 @@ func (known *board) some(random *rand.Rand) string {
 	return known.positions[random.Intn(len(known.positions))].String()
 }
 
-// last returns the highest position that was told to anybody, or "".
+// last returns the highest position that any client learned, or "".
 func (known *board) last() string {
 	known.lock.Lock()
 	defer known.lock.Unlock()
@@ -181,7 +181,7 @@ func (worker *worker) append() {
 	worker.known.note(done.Last)
 }
 
-// appendIf expects the last record where somebody saw it, or, less often, where it was before.
+// appendIf expects the last record where a client saw it, or, less often, where it was before.
 func (worker *worker) appendIf() {
 	asked := history.Operation{Conditional: true, Values: worker.some(1 + worker.random.Intn(3))}
 	switch drawn := worker.random.Intn(10); {

@@ -1,4 +1,4 @@
-// A client of franz-go that reads, follows or writes one topic as it is told; see ../README.md.
+// A client of franz-go that reads, follows or writes one topic on command; see ../README.md.
 package main
 
 import (
@@ -117,7 +117,7 @@ func write(ctx context.Context, topic string, options ...kgo.Opt) error {
 	defer client.Close()
 	var mutex sync.Mutex
 	out := bufio.NewWriter(os.Stdout)
-	told := func(format string, values ...any) {
+	report := func(format string, values ...any) {
 		mutex.Lock()
 		defer mutex.Unlock()
 		fmt.Fprintf(out, format, values...)
@@ -131,15 +131,15 @@ func write(ctx context.Context, topic string, options ...kgo.Opt) error {
 		// It waits while aheadMax records are not acknowledged.
 		client.Produce(context.Background(), record, func(record *kgo.Record, err error) {
 			if err != nil {
-				told("error %d %v\n", mine, err)
+				report("error %d %v\n", mine, err)
 			} else {
-				told("written %d %d\n", mine, record.Offset)
+				report("written %d %d\n", mine, record.Offset)
 			}
 		})
 	}
 	if err := client.Flush(context.Background()); err != nil {
 		return err
 	}
-	told("sent %d\n", number)
+	report("sent %d\n", number)
 	return nil
 }

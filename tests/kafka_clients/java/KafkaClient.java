@@ -15,7 +15,7 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Kafka's own client, which reads, follows or writes one topic as it is told; see ../README.md. */
+/** Kafka's own client, which reads, follows or writes one topic on command; see ../README.md. */
 public final class KafkaClient {
   private static final int RECORD_BYTES = 100;
   private static final int AHEAD_MAX = 2000;
@@ -127,11 +127,11 @@ public final class KafkaClient {
         ahead.acquire();
         producer.send(
             new ProducerRecord<>(topic, value),
-            (told, error) -> {
+            (metadata, error) -> {
               synchronized (out) {
                 out.println(
                     error == null
-                        ? "written " + mine + " " + told.offset()
+                        ? "written " + mine + " " + metadata.offset()
                         : "error " + mine + " " + error);
                 out.flush();
               }

@@ -26,7 +26,7 @@ public final class Histories {
     {30, 15, 15, 5, 15, 8, 4, 4, 2},
   };
 
-  /** Positions that were told to some client of a history, in order. */
+  /** Positions that any client of a history learned, in order. */
   private static final class Board {
     private final TreeSet<long[]> positions = new TreeSet<>(Arrays::compare);
 

@@ -160,8 +160,8 @@ final class LogClient {
   }
 
   private static Proxies.Refusal refusal(Exception error) throws Exception {
-    if (error instanceof FlightRuntimeException told) {
-      return Proxies.Refusal.of(told);
+    if (error instanceof FlightRuntimeException failed) {
+      return Proxies.Refusal.of(failed);
     }
     if (error instanceof Proxies.Refusal refused) {
       return refused;
@@ -204,15 +204,15 @@ final class LogClient {
       throws Exception {
     Map<String, Object> body = new LinkedHashMap<>(Map.of("log", log, "producer", producer));
     PutStream stream = byAction ? null : new PutStream(proxies, location, body);
-    JsonNode told = byAction ? proxies.act(location, "producer_init", body) : stream.ready;
-    JsonNode claim = told.get("producer");
+    JsonNode reply = byAction ? proxies.act(location, "producer_init", body) : stream.ready;
+    JsonNode claim = reply.get("producer");
     if (!byAction) {
       streams.put(claim.get("token").asText(), stream);
     }
     ObjectNode noted = (ObjectNode) operation.get("claim");
     noted.put("epoch", claim.get("epoch").asLong()).put("base", claim.get("base").asLong());
     noted.put("token", claim.get("token").asText());
-    operation.put("sequence", told.get("sequence").asLong());
+    operation.put("sequence", reply.get("sequence").asLong());
   }
 
   private static Map<String, Object> wire(JsonNode claim) {

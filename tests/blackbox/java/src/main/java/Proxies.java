@@ -55,9 +55,9 @@ final class Proxies {
     }
 
     static Refusal of(FlightRuntimeException error) {
-      String told = error.status().description() == null ? "" : error.status().description();
-      int colon = told.indexOf(':');
-      boolean isNamed = colon > 0 && told.substring(0, colon).matches("\\w+Error");
+      String text = error.status().description() == null ? "" : error.status().description();
+      int colon = text.indexOf(':');
+      boolean isNamed = colon > 0 && text.substring(0, colon).matches("\\w+Error");
       FlightStatusCode code = error.status().code();
       ErrorFlightMetadata beside = error.status().metadata();
       boolean passes =
@@ -66,7 +66,7 @@ final class Proxies {
               || code == FlightStatusCode.CANCELLED
               || code == FlightStatusCode.RESOURCE_EXHAUSTED;
       return new Refusal(
-          isNamed ? told.substring(0, colon) : code.name(),
+          isNamed ? text.substring(0, colon) : code.name(),
           value(beside, "dlog-location"),
           value(beside, "dlog-last-dlsn"),
           passes,

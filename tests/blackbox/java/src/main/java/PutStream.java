@@ -78,7 +78,7 @@ final class PutStream {
     }
   }
 
-  /** Writes records, and returns where the last one is once they are durable; "" if not told. */
+  /** Writes records, and returns where the last one is once they are durable; "" if not known. */
   String append(List<String> values, Long sequence, boolean isLast) throws Exception {
     VarBinaryVector column = (VarBinaryVector) rows.getVector(0);
     for (int row = 0; row < values.size(); row++) {
@@ -99,14 +99,14 @@ final class PutStream {
     }
     sent += values.size();
     while (true) {
-      JsonNode told = receive();
-      if (told.has("draining")) {
+      JsonNode reply = receive();
+      if (reply.has("draining")) {
         isSent = false; // what was not acknowledged was not written
-        String location = told.at("/draining/location").asText(null);
+        String location = reply.at("/draining/location").asText(null);
         throw new Proxies.Refusal("draining", location, null, true, false);
       }
-      if (told.path("acked").asLong() == sent) {
-        return told.path("dlsn").asText("");
+      if (reply.path("acked").asLong() == sent) {
+        return reply.path("dlsn").asText("");
       }
     }
   }
