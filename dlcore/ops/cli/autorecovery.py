@@ -131,7 +131,7 @@ async def _serve(
     from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import open_namespace
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
-    from dlcore.ops.autorecovery.joining import joined
+    from dlcore.ops.autorecovery.service import joined
 
     def use(settings: Mapping[str, object]) -> None:
         known = {key: value for key, value in settings.items() if is_live(key)}

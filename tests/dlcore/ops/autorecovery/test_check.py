@@ -11,8 +11,7 @@ from hypothesis import given, strategies as st
 
 from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import Ensemble, LedgerState
+from dlcore.ledger.metadata.values import Ensemble, LedgerState, write_set
 from dlcore.ledger.port import EntryRange
 from dlcore.ledger.ranges import EntryRanges
 from dlcore.ops.autorecovery.check import (
