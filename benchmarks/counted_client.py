@@ -19,7 +19,7 @@ from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractContextManager
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.log import DirectLog
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.log.reading.reader import DirectReader
     from dlcore.log.writing.writer import DirectWriter
     from dlcore.ops.sandbox.cluster import Sandbox

@@ -31,9 +31,9 @@ from bookie.config import (
     StorageConfig,
 )
 from bookie.server_config import BookieConfig
-from dlcore.access.zookeeper import EVERYBODY
 from dlcore.backends.direct import namespace
 from dlcore.base import kept_memory
+from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.config import (
     LedgerClientConfig,
     LogConfig,

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dlcore.base.config import LogSettings
-from dlcore.transport.operator_port import ENTRANCES
+from dlcore.base.listening.operator_port import ENTRANCES
 from tests.fixtures.alerts import RULES
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.runbook import FOLDER, HOST, PORTS, commands_of, part_of

@@ -25,7 +25,7 @@ MACHINES = {
     "dlcore/log/reading/tail.py",
     "dlcore/log/staging/commit.py",
     "dlcore/log/writing/append.py",
-    "dlcore/transport/session.py",
+    "dlcore/wire/session.py",
 }
 """Each is one protocol, which is one file however long: cut into pieces it would be read whole."""
 LEAVES = (ast.Name, ast.Constant, ast.expr_context)

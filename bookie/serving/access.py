@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.access.capability import EVERYTHING, LedgerRight
-from dlcore.access.holding import Kept
+from dlcore.base.access.capability import EVERYTHING, LedgerRight
+from dlcore.base.access.holding import Kept
 from dlcore.base.errors import AccessDeniedError, BookieAccessDeniedError
 from dlcore.wire.reaches import reach_of, reach_of_add, reach_of_adds
 
 if TYPE_CHECKING:
-    from dlcore.access.capability import Capability, Reach, Verifier
+    from dlcore.base.access.capability import Capability, Reach, Verifier
     from dlcore.wire.messages import Add, Request
 
 _REFUSED_MAX = 8

@@ -23,7 +23,7 @@ from bookie.storage.storage_core import StorageCore
 from bookie.storage.timers import Timers
 from bookie.storage.writes import Writes
 from bookie.upkeep.rounds import Upkeep
-from dlcore.base.background import BackgroundTasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, reported_to_callers
 from dlcore.base.errors import BookieError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class LedgerStorage:
         )
         self.reads = Reads(core, status=self.status, writes=self.writes)
         self.upkeep = Upkeep(core, config, status=self.status, owner=owner, clock=clock)
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self._writer = self._tasks.start(log.commits.run(), name="bookie entry log")
         self.status.look()
         self._settle_later()
@@ -150,7 +150,7 @@ class LedgerStorage:
             await self.writes.finish()
         except BookieError as error:
             logger.warning(
-                "closing after a failure: %s; to do: nothing more than for the failure told before",
+                "closing after a failure: %s; to do: nothing more, see the failure logged before",
                 error,
             )
         finally:

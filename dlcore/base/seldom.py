@@ -29,7 +29,7 @@ _SHOWN_MAX = 200
 @dataclass(slots=True)
 class _Period:
     begun_s: float
-    told: int = 0
+    written: int = 0
     left_out: int = 0
 
 
@@ -41,11 +41,11 @@ class Seldom:
         self._period_s = period_s
         self._periods: dict[Hashable, _Period] = {}
 
-    def is_told(self, kind: Hashable, *, now_s: float) -> bool:
+    def is_written(self, kind: Hashable, *, now_s: float) -> bool:
         """Return whether to write one more line of a kind; call `left_out` before."""
         period = self._periods.setdefault(kind, _Period(now_s))
-        if period.told < self._count_max:
-            period.told += 1
+        if period.written < self._count_max:
+            period.written += 1
             return True
         period.left_out += 1
         return False
@@ -88,7 +88,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
             return
         kind = (record.name, record.levelno, record.pathname, record.lineno)
         seldom = self._warnings if record.levelno >= logging.WARNING else self._notes
-        if seldom.is_told(kind, now_s=now_s):
+        if seldom.is_written(kind, now_s=now_s):
             super().emit(record)
             return
         self._like[kind] = str(record.msg)[:_SHOWN_MAX]

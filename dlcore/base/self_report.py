@@ -36,6 +36,6 @@ def report_oneself(process: Process, settings: Mapping[str, object]) -> None:
     name = escaped(f"{NAME_PREFIX}{process.role} {process.name}").encode()
     file = os.memfd_create(name[:_NAME_BYTES_MAX].decode(errors="ignore"))
     os.fchmod(file, 0o600)
-    told = {"role": process.role, "name": process.name, "settings": settings}
-    os.write(file, json.dumps(told, default=str).encode() + b"\n")
+    report = {"role": process.role, "name": process.name, "settings": settings}
+    os.write(file, json.dumps(report, default=str).encode() + b"\n")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)

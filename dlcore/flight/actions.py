@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from dlcore.access.rights import Right
 from dlcore.base import errors
+from dlcore.base.access.rights import Right
 from dlcore.flight import answers, planning, requests
 from dlcore.flight.appends import AppendRequest
 from dlcore.flight.needs import NOTHING, Need, Needs, on_log, on_logs, on_namespace

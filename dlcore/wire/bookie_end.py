@@ -47,7 +47,7 @@ from dlcore.wire.messages import (
 if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.wire.assembly import Room
-    from dlcore.wire.memory import ReceiveMemory
+    from dlcore.wire.receive_memory import ReceiveMemory
 
 BookieEvent: TypeAlias = (
     Hello

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from dlcore import DistributedLogManager
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 STRANGERS = ("clear", "no-certificate", "foreign")
 _REST_S = 5.0

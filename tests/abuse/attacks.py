@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dlcore.access.tls import TlsFiles
+from dlcore.base.access.tls import TlsFiles
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.wire.digest import encode_frame
 from dlcore.wire.messages import (

@@ -22,7 +22,7 @@ from bookie.serving.session import (
     StoreLac,
     StoreRun,
 )
-from dlcore.access.capability import (
+from dlcore.base.access.capability import (
     ALL_RIGHTS,
     EVERYTHING,
     LIFETIME_S_MAX,

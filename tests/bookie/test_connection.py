@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import session as module
-from dlcore.access.tls import name_in_certificate
+from dlcore.base.access.tls import name_in_certificate
 from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,

@@ -19,7 +19,7 @@ from tests.simulation.loop import run
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.ledger.port import FollowUpdate
+    from dlcore.wire.port import FollowUpdate
 
     Updates = AsyncGenerator[FollowUpdate, None]
 
@@ -137,14 +137,14 @@ def test_an_entry_that_is_written_and_not_synced_reaches_no_follower() -> None:
             storage.writes.write_lac(1, 1)
             await until(lambda: disk.device.steps == steps + 2)
             early = await storage.reads.follow_chunk(
-                1, first_entry_id=1, told=None, bytes_max=1_000
+                1, first_entry_id=1, sent=None, bytes_max=1_000
             )
             assert not slow.done()
             assert early is not None
             assert ([*early.frames], early.last_add_confirmed) == ([], 0)
             await slow
             late = await storage.reads.follow_chunk(
-                1, first_entry_id=1, told=early, bytes_max=1_000
+                1, first_entry_id=1, sent=early, bytes_max=1_000
             )
             assert late is not None
             assert ([*late.frames], late.last_add_confirmed) == ([make_frame(1, 1)], 1)

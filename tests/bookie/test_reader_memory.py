@@ -21,7 +21,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.messages import Follow, Hello, ReadEntries, Update, Welcome
 from tests.fixtures.bookie_process import bookie_process
 from tests.fixtures.lengths import amount

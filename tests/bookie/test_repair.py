@@ -26,8 +26,8 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.stored import encode
-from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from dlcore.wire.digest import encode_frame
+from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
 from tests.fixtures import served_bookie
 from tests.fixtures.aio import until
 from tests.fixtures.ledger_cluster import PATHS, TokenClock

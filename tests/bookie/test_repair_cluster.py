@@ -21,7 +21,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.aio import until_async
 from tests.fixtures.bookie_process import BookieProcess, bookie_process

@@ -34,7 +34,7 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.bookie_process import REPOSITORY, BookieProcess, bookie_process, spawn
 from tests.fixtures.lengths import sample

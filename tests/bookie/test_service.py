@@ -16,7 +16,7 @@ from bookie.serving.client_socket import UNSENT_BYTES_HIGH
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.reads_in_progress import ReadsInProgress
 from bookie.storage.reads import Reads
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     BadRequestError,
@@ -26,7 +26,7 @@ from dlcore.base.errors import (
     EntryTooLargeError,
     WrongIncarnationError,
 )
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.messages import (
     ADD_BYTES_MAX,
     ADD_FRAMES_MAX,
@@ -54,7 +54,7 @@ from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, STORAGE, fr
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from tests.fixtures.raw_wire import RawEnd
     from tests.fixtures.served_bookie import ServedBookie
 

@@ -22,7 +22,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.port import EntryRange
+from dlcore.wire.port import EntryRange
 from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import (
     ManualClock,

@@ -18,7 +18,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.port import ENTRY_ID_MAX
+from dlcore.wire.port import ENTRY_ID_MAX
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config
@@ -142,7 +142,7 @@ async def ask(storage: LedgerStorage, request: tuple[Any, ...]) -> Any:
                 return await storage.reads.read_lac(ledger_id, fence=fence)
             case ("read_held", ledger_id):
                 held = await storage.reads.read_held(ledger_id)
-                assert held.told_to == ENTRY_ID_MAX
+                assert held.known_to == ENTRY_ID_MAX
                 ids = (range(first, last + 1) for first, last in held.ranges)
                 return held.last_add_confirmed, [*chain.from_iterable(ids)]
             case ("list", ledger_id):

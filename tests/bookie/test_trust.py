@@ -23,7 +23,7 @@ from bookie.serving.session import (
     StoreEach,
     StoreRun,
 )
-from dlcore.access.capability import Verifier
+from dlcore.base.access.capability import Verifier
 from dlcore.base.errors import BadRequestError, BookieAccessDeniedError
 from dlcore.wire.messages import Add, Ping, ReadLac
 from tests.fixtures.raw_wire import adds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving.control import LISTED_RANGES_MAX
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     BadRequestError,
@@ -25,9 +25,9 @@ from dlcore.base.errors import (
     WrongIncarnationError,
 )
 from dlcore.base.ids import BookieId
-from dlcore.ledger.port import ENTRY_ID_MAX, BookieClient, EntryRange, FollowUpdate
-from dlcore.transport.client import WireBookieClient
-from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+from dlcore.wire.client import WireBookieClient
+from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
+from dlcore.wire.port import ENTRY_ID_MAX, BookieClient, EntryRange, FollowUpdate
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Tls, make_tls
 from tests.fixtures.served_bookie import (

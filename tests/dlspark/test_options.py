@@ -10,8 +10,8 @@ import pickle
 
 import pytest
 
-from dlcore.access.tls import TlsFiles
-from dlcore.access.zookeeper import ZooKeeperAccess
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.zookeeper import ZooKeeperAccess
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlspark.limits import Limits

@@ -18,8 +18,9 @@ _PROCESSES = (
 _SPARK = "tests/spark/test_batch_read.py tests/spark/test_stream_write.py"
 _WORDS = f"{_PROCESSES} tests/dlcore/log/test_typed_arrow.py tests/dlspark {_SPARK}"
 _NETWORK = (
-    "tests/bookie/test_connection.py tests/dlcore/transport tests/integration/test_tls.py "
-    "tests/integration/test_proxy_writing.py tests/integration/test_streams.py"
+    "tests/bookie/test_connection.py tests/dlcore/wire tests/dlcore/base/listening "
+    "tests/integration/test_tls.py tests/integration/test_proxy_writing.py "
+    "tests/integration/test_streams.py"
 )
 
 

@@ -16,16 +16,16 @@ from uuid import uuid4
 import pytest
 
 from dlcore import DLSN, LedgerClientConfig, LogRecord, TlsFiles
-from dlcore.access.capability import SKEW_S, Signer, new_private_key
-from dlcore.access.holding import CarriedPurse
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.capability import SKEW_S, Signer, new_private_key
+from dlcore.base.access.holding import CarriedPurse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import BookieAccessDeniedError, DLError, LedgerReadError
 from dlcore.metadata.capability_keys import KeyRing, ensure_keys, rotate_keys
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sync import ScanRange, open_namespace, scan
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.served_bookie import frame_of, run
 from tests.fixtures.tls_cluster import REPOSITORY, TlsCluster, tls_cluster

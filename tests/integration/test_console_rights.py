@@ -62,7 +62,7 @@ def test_who_may_not_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
     ):
         namespace.create_log(log)
         seen.open()
-        seen.page.get_by_text("not told by proxies").wait_for()
+        seen.page.get_by_text("not reported by proxies").wait_for()
         assert proxy.location in seen.page.get_by_role("table", name="Proxies").inner_text()
         seen.page.get_by_label("Names that contain").fill(log)
         seen.page.get_by_role("link", name=log).click()

@@ -18,7 +18,7 @@ from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, proxy_thread, wait_for_no_proxy
 
 if TYPE_CHECKING:
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 pytestmark = pytest.mark.integration
 SCHEMA = pa.schema([("value", pa.binary())])

@@ -24,7 +24,7 @@ from tests.fixtures.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
     from dlcore.sync import Namespace
 

@@ -21,7 +21,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.security import make_digest_acl
 
 from dlcore import LogRecord, TlsFiles, ZooKeeperAccess
-from dlcore.access.tls import name_in_certificate
+from dlcore.base.access.tls import name_in_certificate
 from dlcore.base.errors import (
     ConfigurationError,
     MetadataConnectionError,

@@ -25,7 +25,7 @@ from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.freezer import Freezer
 from tests.fixtures.ledger_cluster import read_all, write
 from tests.fixtures.ledgers import bookie

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.access.tls import TlsFiles
-from dlcore.access.tls_refusals import own_refusal
 from dlcore.backends.flight.namespace import open_namespace
-from tests.dlcore.transport.test_tls import client_of
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.tls_refusals import own_refusal
+from tests.dlcore.wire.test_tls import client_of
 from tests.fixtures.pages import blocks_of
 from tests.fixtures.served_bookie import BOOKIE, frame_of, run, serve
 from tests.fixtures.served_proxies import Proxies, with_proxies

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.access.tls import TlsFiles
+from dlcore.base.access.tls import TlsFiles
 from dlcore.base.errors import UnauthenticatedError
 from dlcore.flight.producer_server import PARTING_S
 from dlcore.sync import open_namespace

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.confirmed import judge_end
+from dlcore.wire.port import ENTRY_ID_MAX, HeldEntries
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
 from tests.model.clients import (
     BOOKIES,

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from dlcore.base.clock import Clock
-    from dlcore.ledger.port import BookieClient
     from dlcore.metadata.memory import MemoryStore, MemoryTree
     from dlcore.metadata.paths import NamespacePaths
+    from dlcore.wire.port import BookieClient
     from tests.simulation.network import Network
 
 _CONFIG = LedgerClientConfig(

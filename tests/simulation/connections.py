@@ -8,16 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import BookieUnavailableError, DLError
-from dlcore.ledger.port import BookieClient, HeldEntries
 from dlcore.wire.digest import decode_frame
+from dlcore.wire.port import BookieClient, HeldEntries
 from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
 
 if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate
     from dlcore.wire.frames import FrameParts
+    from dlcore.wire.port import EntryRange, FollowUpdate
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
 
@@ -282,10 +282,10 @@ def watch_held(ledger_id: int, record: BookieRecord) -> Judge:
         if is_no(answer):
             record.on_ledger_denied(ledger_id, held)
         elif isinstance(answer, HeldEntries):
-            lac, told_to, told = answer
+            lac, known_to, told = answer
             record.on_lac(ledger_id, lac, known)
             ranges = [range(first, last + 1) for first, last in told]
-            record.on_listed(ledger_id, [e for e in held if lac < e <= told_to], ranges)
+            record.on_listed(ledger_id, [e for e in held if lac < e <= known_to], ranges)
             for each in ranges:
                 record.on_shown(ledger_id, each)
 

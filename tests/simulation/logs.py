@@ -38,9 +38,9 @@ from tests.simulation.truth import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from dlcore.access.encryption_keys import EncryptionKeys
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.base.ids import BookieId
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey

@@ -55,9 +55,9 @@ def what_was_accepted_is_acknowledged() -> Iterator[None]:
     def early(self: StreamAcks) -> Ack | None:
         durable = self._durable or Ack(0, DLSN.INITIAL)
         records = durable.records + self._pending_records
-        if records == self._told:
+        if records == self._sent:
             return None
-        self._told = records
+        self._sent = records
         return durable if records == durable.records else Ack(records, _SOMEWHERE)
 
     with patch.object(StreamAcks, "next_ack", early):

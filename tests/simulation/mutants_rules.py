@@ -6,14 +6,14 @@ import contextlib
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from dlcore.access.rights import EVERYBODY, Rules, Verdict
+from dlcore.base.access.rights import EVERYBODY, Rules, Verdict
 from dlcore.proxy.gatekeeper import Entry, Gatekeeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.access.principals import Principal
-    from dlcore.access.rights import Demand, Rule
+    from dlcore.base.access.principals import Principal
+    from dlcore.base.access.rights import Demand, Rule
     from dlcore.base.errors import DLError
 
 

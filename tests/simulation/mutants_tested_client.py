@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.ledger.port import HeldEntries
+    from dlcore.wire.port import HeldEntries
 
 _LEDGER = "dlcore/ledger"
 

@@ -15,9 +15,9 @@ from bookie.files.unsealed import UnsealedFiles
 from bookie.ledger_state import LedgerState
 from bookie.serving.receive_budget import ReceiveRoom
 from bookie.serving.session import Patience
-from dlcore.transport.client import _Reading
-from dlcore.wire import digest as digest_module, memory as memory_module
+from dlcore.wire import digest as digest_module, receive_memory as memory_module
 from dlcore.wire.assembly import Assembly, Frame
+from dlcore.wire.client import _Reading
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def who_stops_in_the_middle_holds_up_the_others() -> Iterator[None]:
         yield
 
 
-@caught_by("dlcore/wire/test_memory.py::test_memory_in_use_is_not_given_again")
+@caught_by("dlcore/wire/test_receive_memory.py::test_memory_in_use_is_not_given_again")
 def memory_in_use_is_received_into() -> Iterator[None]:
     """A large payload is received over one that a client still looks at."""
     with patch.object(memory_module._Kept, "is_free", lambda _: True):
@@ -109,9 +109,7 @@ def entries_that_come_together_pass_the_fence() -> Iterator[None]:
         yield
 
 
-@caught_by(
-    "dlcore/transport/test_client.py::test_a_read_that_is_not_answered_ends_by_the_read_time_out"
-)
+@caught_by("dlcore/wire/test_client.py::test_a_read_that_is_not_answered_ends_by_the_read_time_out")
 def reads_are_waited_for_for_ever() -> Iterator[None]:
     """Section 3.1: a bookie that lives and does not answer holds up recovery, however long."""
     wait = _Reading.next

@@ -15,17 +15,17 @@ from unittest.mock import patch
 from bookie.serving import session as session_module
 from bookie.serving.writes_in_flight import WritesInFlight
 from dlcore.base.errors import DLError, NoSuchEntryError
-from dlcore.transport.session import ClientSession, EndRead
 from dlcore.wire.bookie_end import Greeting
 from dlcore.wire.client_end import ClientEnd, Stored, Welcomed
 from dlcore.wire.keepalive import Keepalive
+from dlcore.wire.session import ClientSession, EndRead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from dlcore.transport.session import Effect
     from dlcore.wire.messages import Hello, Welcome
+    from dlcore.wire.session import Effect
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import DLError, ProxyUnavailableError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.needs import Need

@@ -328,7 +328,7 @@ class Reader:
                     continue
                 count -= 1
                 self._on_rows(ticket.log, decoder.decode(data), delivered)
-                delivered.next = json.loads(data.told.app_metadata)["next"]
+                delivered.next = json.loads(data.data.app_metadata)["next"]
                 if pause_s and rng.random() < 0.3:
                     await asyncio.sleep(rng.uniform(0.0, 2 * pause_s))
         finally:

@@ -10,8 +10,8 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.access.principals import Principal, Proof
-from dlcore.access.rights import Right, Rule, Scope
+from dlcore.base.access.principals import Principal, Proof
+from dlcore.base.access.rights import Right, Rule, Scope
 from dlcore.base.errors import AccessDeniedError, DLError
 from dlcore.flight.tickets import Ticket
 from dlcore.proxy.callers import Callers, Stay

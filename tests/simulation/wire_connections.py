@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from bookie.serving.service import BookieService
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import DLError
-from dlcore.transport.client import WireBookieClient
-from dlcore.transport.dialing import Dialer
+from dlcore.wire.client import WireBookieClient
+from dlcore.wire.dialing import Dialer
 from dlcore.wire.digest import decode_frame
 from tests.simulation.connections import (
     READ_CHUNK_BYTES,
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from bookie.serving.connection import Connection
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate, HeldEntries
     from dlcore.wire.digest import BytesLike
     from dlcore.wire.frames import FrameRun
+    from dlcore.wire.port import EntryRange, FollowUpdate, HeldEntries
     from tests.simulation.connections import Judge
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
@@ -289,7 +289,7 @@ class JudgedReads:
         self._record = bookie.record
         self._client = client
         self._storage = storage
-        self.may_tell_more = storage.reads.may_tell_more
+        self.may_have_news = storage.reads.may_have_news
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Read the LAC."""
@@ -330,7 +330,7 @@ class JudgedReads:
         """Read what is new."""
         judge = watch_follow(ledger_id, first_entry_id, self._record)
         work = self._storage.reads.follow_chunk(
-            ledger_id, first_entry_id=first_entry_id, told=told, bytes_max=bytes_max
+            ledger_id, first_entry_id=first_entry_id, sent=told, bytes_max=bytes_max
         )
         result: FollowUpdate | None = await self._judged(work, judge)
         return result

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.access.tls import TlsFiles
+from dlcore.base.access.tls import TlsFiles
 from dlcore.sync import open_namespace
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy

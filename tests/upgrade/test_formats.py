@@ -62,13 +62,18 @@ def test_what_a_release_stored_is_read(found: tuple[Mixed, dict[str, Any]], tmp_
             assert len(tell(namespace)["logs"][name]["rows"]) == len(before["rows"]) + 1
 
 
+# Fields that have another name now, which the wire does not have.
+RENAMED = {"told_to": "known_to"}
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_messages_of_a_release_are_understood(release: str) -> None:
     """Each has the same meaning today."""
     for vector in json.loads((FIXTURES / release / "wire.json").read_text()):
         (message,) = read_all(bytes.fromhex(vector["bytes"]))
         assert type(message).__name__ == vector["kind"]
-        assert json.loads(json.dumps(fields_of(message))) == vector["values"]
+        values = {RENAMED.get(name, name): value for name, value in vector["values"].items()}
+        assert json.loads(json.dumps(fields_of(message))) == values
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -42,7 +42,7 @@ from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths, parse_uri
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tools.trace.counts import PACKAGES, ROOT
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
 
 def arrow_of(message: PutMessage) -> pa.Buffer:
     """Return the Arrow message that a Flight message contains."""
-    header = message.told.data_header
+    header = message.data.data_header
     return pa.py_buffer(b"".join((_PREFIX.pack(-1, len(header)), header, message.body)))
 
 
@@ -84,10 +84,10 @@ async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, 
         async for data in messages:
             message = PutMessage.parse(data)
             arrow = arrow_of(message)
-            if not message.told.app_metadata:
+            if not message.data.app_metadata:
                 schema = pa.ipc.read_schema(arrow)
                 continue
-            end = msgspec.json.decode(message.told.app_metadata, type=Passed).next
+            end = msgspec.json.decode(message.data.app_metadata, type=Passed).next
             ticket = msgspec.structs.replace(ticket, start=Place(dlsn=end))
             batch = pa.ipc.read_record_batch(arrow, schema)
             yield Received(batch, DLSN.parse(end))

@@ -95,8 +95,8 @@ class FlightHold:
 
     async def _wait_for(self, position: DLSN, held: OwnershipAcquireFailedError) -> None:
         loop = asyncio.get_running_loop()
-        told = "%s; waiting for as long as the proxy does"
-        telling = loop.call_at(Wait(loop.time()).due_s, logger.warning, told, held)
+        text = "%s; waiting for as long as the proxy does"
+        telling = loop.call_at(Wait(loop.time()).due_s, logger.warning, text, held)
         try:
             await self._move(position, waits=True)
         finally:

@@ -10,14 +10,14 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
-from dlcore.access.tls import context_for
-from dlcore.access.tls_refusals import explained, judge_as_grpc, own_refusal
+from dlcore.base.access.tls import context_for
+from dlcore.base.access.tls_refusals import explained, judge_as_grpc, own_refusal
 from dlcore.base.errors import ConfigurationError, DLError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 _SERVERS = ssl.Purpose.SERVER_AUTH
 _LOOK_S = 2.0

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, reported_to_callers
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
@@ -52,7 +52,7 @@ class LogWatch(AsyncClosing):
         self._taking = asyncio.Lock()
         self._end: str | None = None
         self._listeners = BackgroundTasks()
-        self._looks = BackgroundTasks(told_to_callers)
+        self._looks = BackgroundTasks(reported_to_callers)
         self._looking: asyncio.Task[None] | None = None
         context.open_objects.add(self)
         self._unsubscribe = [

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.access.capability import Grant, LedgerRight
+from dlcore.base.access.capability import Grant, LedgerRight
 from dlcore.base.config import require
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.html_tables import ShownFields, rows_html

@@ -480,12 +480,12 @@ class Report(Generic[_Ticket]):
         # Of the last acknowledged entries: segment, entry, and the sequence id of the first record.
         self._answered: deque[tuple[int, int, int]] = deque(maxlen=_ANSWERED_KEPT)
         self._lost: Unwritten | None = None  # the records given up
-        self._untold: Unwritten | None = None  # those of them whose error no caller has got
+        self._unreported: Unwritten | None = None  # those of them whose error no caller has got
 
     @property
     def unwritten(self) -> Unwritten | None:
         """Records accepted and not acknowledged, unless a call has failed because of them."""
-        return self._untold or self._transmitter.unacknowledged()
+        return self._unreported or self._transmitter.unacknowledged()
 
     @property
     def lost(self) -> Unwritten | None:
@@ -510,11 +510,11 @@ class Report(Generic[_Ticket]):
     def given_up(self) -> None:
         """Keep what is not acknowledged, before it is dropped."""
         self._lost = self.lost
-        self._untold = self._untold or self._transmitter.unacknowledged()
+        self._unreported = self._unreported or self._transmitter.unacknowledged()
 
-    def failure_was_told(self) -> None:
+    def failure_was_reported(self) -> None:
         """Note that a caller got the error: it need not be reported at the end."""
-        self._untold = None
+        self._unreported = None
 
 
 class EntryMaker:
@@ -668,7 +668,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     def require_usable(self) -> None:
         """Raise if the writer has failed or is closed; the failure then counts as reported."""
         if self.error is not None:
-            self.report.failure_was_told()
+            self.report.failure_was_reported()
             raise WriteError(
                 f"the writer of log {self.at.name!r} failed and takes no more records: "
                 f"{type(self.error).__name__}: {self.error}"

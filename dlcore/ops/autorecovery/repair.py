@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.ledger.port import EntryRange
     from dlcore.ops.autorecovery.check import Answer
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.listing import ListedLedger
+    from dlcore.wire.port import EntryRange
 
 logger = logging.getLogger(__name__)
 

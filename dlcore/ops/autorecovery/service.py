@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.base.errors import MetadataConnectionError, MetadataError, NodeExistsError, NoNodeError
 from dlcore.base.features import own_release
 from dlcore.log.metadata.owner import SessionNode
@@ -161,7 +161,7 @@ class AutoRecovery:
         self._also = also
         self._mend = mend
         self._repairs = RepairList(context.store, context.paths, context.clock)
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 

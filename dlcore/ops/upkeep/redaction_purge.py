@@ -246,15 +246,15 @@ class Purger:
             if cookie is None:
                 continue  # it was decommissioned just now
             known = decode(BookieCookie, cookie.value, source=wanted[index])
-            told = None if answer is None else decode(Erased, answer.value, source=answers[index])
-            if told is None or told.incarnation != known.incarnation:
+            erased = None if answer is None else decode(Erased, answer.value, source=answers[index])
+            if erased is None or erased.incarnation != known.incarnation:
                 left.append(
                     f"bookie {name} has not answered yet"
                     if name in running
                     else f"bookie {name} is down, and erases when it is back"
                 )
-            elif told.waits:
-                left.append(f"bookie {name}: {told.waits}")
+            elif erased.waits:
+                left.append(f"bookie {name}: {erased.waits}")
         return left
 
     async def _withdraw(self, token: str) -> None:

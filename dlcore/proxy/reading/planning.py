@@ -50,15 +50,15 @@ class Planning:
         Raises: InvalidLogNameError, LedgerReadError, MetadataError.
         """
         found = await self._namespace.get_snapshots(request.logs, fresh=True)
-        told = []
+        sent = []
         for name, snapshot in found.items():
             known = request.known.get(name)
             if snapshot is not None and known is not None and known.log_id == snapshot.log_id:
                 later = tuple(each for each in snapshot.segments if each.lssn >= known.lssn)
-                told.append(replace(snapshot, segments=later))
+                sent.append(replace(snapshot, segments=later))
             elif snapshot is not None:
-                told.append(snapshot)
-        return LogSnapshots(pack_snapshots(told))
+                sent.append(snapshot)
+        return LogSnapshots(pack_snapshots(sent))
 
     async def schemas(self, request: LogsRequest) -> LogSchemas:
         """Return by name the schema of each log that exists, and which of them are sealed.

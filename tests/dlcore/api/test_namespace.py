@@ -30,7 +30,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.reading.snapshot import LogFollower
 from dlcore.metadata.memory import MemoryTree
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures import aio
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster

@@ -16,12 +16,12 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from dlcore.access import tls_in_use
-from dlcore.access.tls import TlsFiles
-from dlcore.access.tls_in_use import TlsInUse
 from dlcore.backends.flight import tls_reasons
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.backends.flight.planning import act
+from dlcore.base.access import tls_in_use
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.errors import ConfigurationError, ProxyUnavailableError
 from dlcore.flight import actions
 from dlcore.flight.requests import NoRequest
@@ -29,7 +29,7 @@ from dlcore.ops.secure.certificates import CLIENT, SERVER
 from dlcore.proxy.rendezvous import preferred_owner
 from tests.dlcore.proxy.test_forwarding import put
 from tests.dlcore.proxy.test_put import records
-from tests.dlcore.transport.test_versions import old_version, version_of
+from tests.dlcore.wire.test_versions import old_version, version_of
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Authority
 from tests.fixtures.ports import free_ports

@@ -16,9 +16,9 @@ from dlcore.base.background import (
     all_of,
     forget_frames,
     outcome_of,
+    reported_to_callers,
     side_tasks,
     together,
-    told_to_callers,
 )
 from dlcore.log import tidying
 from dlcore.log.tidying import Tidier
@@ -61,7 +61,7 @@ def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
         assert [str(each) for each in told] == ["planted"]
         caplog.clear()
         with caplog.at_level(logging.INFO), pytest.raises(ZeroDivisionError):
-            await BackgroundTasks(told_to_callers).start(_fail())
+            await BackgroundTasks(reported_to_callers).start(_fail())
         assert not caplog.records
 
     run(scenario())

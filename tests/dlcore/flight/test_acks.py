@@ -35,7 +35,7 @@ def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     assert acks.next_ack() == Ack(3, DLSN(1, 0, 2))
     assert acks.next_ack() is None
     assert settled(acks)
-    assert repr(acks) == "<StreamAcks durable=3 pending=0 told=3>"
+    assert repr(acks) == "<StreamAcks durable=3 pending=0 sent=3>"
 
 
 def test_several_that_are_due_are_one() -> None:
@@ -46,7 +46,7 @@ def test_several_that_are_due_are_one() -> None:
     for entry in range(4):
         acks.durable(DLSN(1, entry, 1))
     assert acks.next_ack() == Ack(8, DLSN(1, 3, 1))
-    assert repr(acks) == "<StreamAcks durable=8 pending=2 told=8>"
+    assert repr(acks) == "<StreamAcks durable=8 pending=2 sent=8>"
 
 
 def test_the_window_is_of_records_and_of_bytes() -> None:

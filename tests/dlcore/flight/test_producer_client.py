@@ -404,10 +404,10 @@ def test_what_is_over_takes_no_record() -> None:
     client = Harness().begun()
     client.write("a")
     client.tell(Fail(UnexpectedError("broke")))
-    known = [client.machine.was_told]
+    known = [client.machine.is_error_reported]
     with pytest.raises(WriteError, match="takes no more records: UnexpectedError: broke"):
         client.tell(Write(0, b"", "b"))
-    known.append(client.machine.was_told)
+    known.append(client.machine.is_error_reported)
     assert known == [False, True]
     with pytest.raises(WriteError):
         client.tell(WriteBatch(ROWS, "b"))

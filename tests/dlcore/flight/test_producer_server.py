@@ -112,7 +112,7 @@ def test_a_stream_without_a_producer() -> None:
     assert server.tell(Signal.REPLIED) == []
     assert acked(server.tell(BatchDurable(None))) == [3]
     assert server.tell(Signal.REPLIED) == [EndStream(None)]
-    assert repr(server.machine) == "<ProducerServer ENDED <StreamAcks durable=3 pending=0 told=3>>"
+    assert repr(server.machine) == "<ProducerServer ENDED <StreamAcks durable=3 pending=0 sent=3>>"
 
 
 def test_empty_batches_are_skipped() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import is_covered, write_set
-from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
+from dlcore.wire.port import ENTRY_ID_MAX, HeldEntries
 from tests.fixtures.ledgers import quorum_of
 from tests.fixtures.lengths import sample
 
@@ -32,7 +32,7 @@ def judged(*answers: HeldEntries | None, first_entry_id: int = 0) -> LedgerEnd |
 def end_of(*answers: HeldEntries | None, first_entry_id: int = 0) -> tuple[int, int, bool] | None:
     """Return what they were told, what they hold, and whether it is decided."""
     end = judged(*answers, first_entry_id=first_entry_id)
-    return None if end is None else (end.told, end.held, end.is_decided)
+    return None if end is None else (end.claimed, end.held, end.is_decided)
 
 
 def test_the_lac_is_the_end_where_no_bookie_holds_more() -> None:
@@ -116,10 +116,10 @@ def test_by_chance(quorum: QuorumConfig) -> None:
         assert (end is not None) == is_covered(quorum, answers.keys())
         if end is None:
             continue
-        assert end.told <= end.held <= acked
-        assert end.told == max(each.last_add_confirmed for each in answers.values())
+        assert end.claimed <= end.held <= acked
+        assert end.claimed == max(each.last_add_confirmed for each in answers.values())
         assert not end.is_decided or end.held == acked
         if len(answers) == len(positions) and all(
-            each.told_to == ENTRY_ID_MAX for each in answers.values()
+            each.known_to == ENTRY_ID_MAX for each in answers.values()
         ):
             assert end.is_decided

@@ -20,7 +20,7 @@ from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.placing.health import REST_S
 from dlcore.metadata.stored import encode
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import bookie, bookies, quorum_of
 

@@ -15,7 +15,7 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.writing.appender import LacPublication
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _untold() -> Iterator[None]:
+def _unreported() -> Iterator[None]:
     with patch.object(LacPublication, "publish", lambda *_: []):
         yield
 
@@ -190,13 +190,13 @@ def test_a_follower_is_told_where_a_read_found_the_end() -> None:
         assert not (await anext(steps)).frames
         reading = asyncio.ensure_future(anext(steps))
         await asyncio.sleep(0.01)
-        reader.tell_end(await reader.read_last_add_confirmed())
+        reader.note_end(await reader.read_last_add_confirmed())
         async with asyncio.timeout(0.1):
             step = await reading
         assert bytes(step.frames[-1].body) == bodies(2, 2)[0]
-        reader.tell_end(1)  # it knows
+        reader.note_end(1)  # it knows
         await steps.aclose()
-        reader.tell_end(9)  # nobody follows
+        reader.note_end(9)  # nobody follows
         await writer.abandon()
 
     run(scenario)

@@ -17,7 +17,7 @@ from dlcore.base.errors import (
 )
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.values import first_followed
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.ledger.port import FollowUpdate
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Versioned
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import FollowUpdate
 
 from tests.fixtures.ledger_cluster import (
     CONFIG,

@@ -81,7 +81,7 @@ def test_records_that_were_given_up_are_reported_until_a_caller_knows() -> None:
     assert str(report.unwritten) == str(report.lost) == "1 record, transaction id 1"
     report.given_up()
     transmitter.drain()
-    report.failure_was_told()
+    report.failure_was_reported()
     assert (report.unwritten, str(report.lost)) == (None, "1 record, transaction id 1")
 
 

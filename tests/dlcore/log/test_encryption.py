@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from dlcore.access.encryption_keys import EncryptionKeys
-from dlcore.access.master_keys import MasterKey, MasterKeys
+from dlcore.base.access.encryption_keys import EncryptionKeys
+from dlcore.base.access.master_keys import MasterKey, MasterKeys
 from dlcore.base.errors import EncryptionKeyError, InvalidEntryError
 from dlcore.log.entries import encryption
 from dlcore.log.entries.batches import batch_of

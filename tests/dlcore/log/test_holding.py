@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.base.backoff import TOLD_AFTER_S
+from dlcore.base.backoff import REPORTED_AFTER_S
 from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
@@ -210,11 +210,11 @@ def test_another_reader_is_waited_for() -> None:
     at = Nodes()
     Bench(at, "first").taken()
     bench = Bench(at)
-    timeout_s = TOLD_AFTER_S + 3.0
+    timeout_s = REPORTED_AFTER_S + 3.0
     wait = bench.run(Take(timeout_s, 10.0), until=AwaitLock, now=10.0)
     text = "log 'clicks': another reader has subscriber 's': x"
-    assert wait == AwaitLock(TOLD_AFTER_S, None)
-    wait = bench.run(Signal.WAIT_OVER, until=AwaitLock, now=10.0 + TOLD_AFTER_S)
+    assert wait == AwaitLock(REPORTED_AFTER_S, None)
+    wait = bench.run(Signal.WAIT_OVER, until=AwaitLock, now=10.0 + REPORTED_AFTER_S)
     assert wait == AwaitLock(3.0, f"{text}; waiting for 3 s more")
     error = bench.outcome(Signal.WAIT_OVER, now=10.0 + timeout_s)
     assert isinstance(error, OwnershipAcquireFailedError)

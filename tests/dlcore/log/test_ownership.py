@@ -10,7 +10,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from dlcore.base.backoff import TOLD_AFTER_S
+from dlcore.base.backoff import REPORTED_AFTER_S
 from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
@@ -60,7 +60,7 @@ class Bench:
     def __init__(self, *, timeout_s: float = 60.0, asks: bool = False) -> None:
         self.machine = Ownership("clicks", "me", asks=asks)
         effects = self.handle(Acquire(timeout_s, 0.0))
-        timers = [After(timeout_s, TOLD_AFTER_S)] if timeout_s > 0 else []
+        timers = [After(timeout_s, REPORTED_AFTER_S)] if timeout_s > 0 else []
         assert effects == [*timers, CREATE]
         self.machine.attempted("t1")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from dlcore.access.capability import (
+from dlcore.base.access.capability import (
     LIFETIME_S_MAX,
     SKEW_S,
     Grant,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.base.features import UNTOLD, Release
+from dlcore.base.features import UNKNOWN_RELEASE, Release
 from dlcore.ops.upgrade_report import Member, Role, UpgradeReport
 
 OWN = Release(version="0.4.0", features=("cold", "newer"))
 NEW = Member(Role.BOOKIE, "b1", OWN)
-OLD = Member(Role.PROXY, "grpc://p:1", UNTOLD)
+OLD = Member(Role.PROXY, "grpc://p:1", UNKNOWN_RELEASE)
 PART = Member(Role.CLIENT, "c:1", Release(version="0.3.0", features=("cold",)))
 BROKEN = Member(Role.AUTORECOVERY, "a:1", problem="it does not parse")
 

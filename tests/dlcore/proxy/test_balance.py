@@ -18,10 +18,10 @@ from dlcore.proxy.writing.balance import (
     BalanceState,
     Effect,
     HandOver,
-    LoadsTold,
+    LoadsRead,
     Looked,
     OwnedState,
-    TellLoad,
+    PublishLoad,
 )
 from tests.fixtures.lengths import sample
 
@@ -63,7 +63,7 @@ def step(
     live = frozenset({ME, *loads})
     if AskLoads(tuple(sorted(loads))) not in look(balancer, now_s, logs, live):
         return []
-    effects = balancer.handle(LoadsTold(now_s=now_s, loads=loads))
+    effects = balancer.handle(LoadsRead(now_s=now_s, loads=loads))
     assert all(isinstance(each, HandOver) for each in effects)
     return [each.name for each in effects if isinstance(each, HandOver)]
 
@@ -266,20 +266,22 @@ def test_a_log_that_came_back_is_measured_from_there(balancer: Balancer) -> None
     look(balancer, 0.0, written({"a": 10.0}, 0.0))
     look(balancer, 10.0, written({"a": 10.0}, 10.0))
     (told,) = look(balancer, 20.0, written({"a": 1.0}, 2.0))
-    assert isinstance(told, TellLoad)
+    assert isinstance(told, PublishLoad)
     assert told.load.bytes_per_s < 5 * MIB
 
 
 def test_the_load_is_told_when_it_has_changed_and_seldom(balancer: Balancer) -> None:
     """Four times a minute at most; a rate that hardly differs is not told."""
-    assert look(balancer, 0.0, []) == [TellLoad(ProxyLoad(logs=0, room=100, bytes_per_s=0))]
+    assert look(balancer, 0.0, []) == [PublishLoad(ProxyLoad(logs=0, room=100, bytes_per_s=0))]
     assert look(balancer, 5.0, owned(ME)) == []
-    assert look(balancer, 15.0, owned(ME)) == [TellLoad(ProxyLoad(logs=1, room=99, bytes_per_s=0))]
+    assert look(balancer, 15.0, owned(ME)) == [
+        PublishLoad(ProxyLoad(logs=1, room=99, bytes_per_s=0))
+    ]
     assert look(balancer, 60.0, written({"0": RATE_FLOOR / MIB / 20}, 60.0, home=ME)) == []
-    balancer.forget_told()
+    balancer.forget_published_load()
     assert len(look(balancer, 61.0, owned(ME))) == 1
     written_much = look(balancer, 90.0, written({"0": 10.0}, 90.0, home=ME))
-    assert isinstance(written_much[0], TellLoad)
+    assert isinstance(written_much[0], PublishLoad)
     assert written_much[0].load.bytes_per_s > MIB
 
 
@@ -320,11 +322,11 @@ class Cluster:
         while effects:
             effect = effects.pop(0)
             match effect:
-                case TellLoad():
+                case PublishLoad():
                     self.told.setdefault(location, []).append((self.now_s, effect.load))
                 case AskLoads():
                     loads = {each: self.known(each) for each in effect.locations}
-                    effects += machine.handle(LoadsTold(now_s=self.now_s, loads=loads))
+                    effects += machine.handle(LoadsRead(now_s=self.now_s, loads=loads))
                 case HandOver():
                     self.move(location, effect)
 

@@ -148,7 +148,7 @@ def test_a_log_stays_whose_client_does_not_reach_its_home() -> None:
         client = await served.start(**SOON)
         here, gone = served.servers[0].location, f"grpc://127.0.0.1:{free_ports(1)}"
         member, _, (first, second) = await member_at(gone, served)
-        await member.presence.tell_load(ProxyLoad(logs=0, room=100, bytes_per_s=0))
+        await member.presence.publish_load(ProxyLoad(logs=0, room=100, bytes_per_s=0))
         for name in (first, second):
             assert await where_sent(client, here, name, unreachable=[gone]) == here
         told = await until_state(client, "even")

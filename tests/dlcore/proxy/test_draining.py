@@ -11,7 +11,7 @@ from dlcore.log.writing.writer import Pump
 from dlcore.proxy.writing import owner
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.dlcore.proxy.test_put import until_owned
 from tests.fixtures.memory_namespace import TIME_LIMIT_S, read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies

@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from dlcore.access.audit import verify
-from dlcore.access.rights import Right
 from dlcore.backends.direct.namespace import DirectNamespace
+from dlcore.base.access.audit import verify
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.entrances import ENTRANCES

@@ -20,7 +20,7 @@ from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.forwarding import Forwarding, Relay
 from dlcore.proxy.writing.owner import LogOwner
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, Stream, with_proxies

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.access.principals import ANONYMOUS, Caller
+from dlcore.base.access.principals import ANONYMOUS, Caller
 from dlcore.base.errors import MetadataConnectionError
 from dlcore.flight.forwards import Forwarder
 from dlcore.metadata.stored import decode, encode
@@ -165,7 +165,7 @@ def test_a_call_is_known_by_the_secret_of_the_process_that_lives() -> None:
             with pytest.raises(MetadataConnectionError):
                 await here.proves(there.location, "x")
             store.disarm()
-            await there.presence.tell_load(ProxyLoad(logs=1, room=2, bytes_per_s=3))
+            await there.presence.publish_load(ProxyLoad(logs=1, room=2, bytes_per_s=3))
             assert await here.proves(there.location, there.presence.secret)
             await there.leave()
             await until(lambda: there.location not in here.live)
@@ -204,7 +204,7 @@ def test_addresses_for_clients_of_kafka() -> None:
                 await each.join()
             await until(lambda: here.live == there.live and len(here.live) == 2)
             expected = {"grpc://here:1": ("::1", 9092)}
-            await here.presence.tell_load(ProxyLoad(logs=1, room=1, bytes_per_s=1))
+            await here.presence.publish_load(ProxyLoad(logs=1, room=1, bytes_per_s=1))
             assert await here.kafka_addresses() == await there.kafka_addresses() == expected
             await here.leave()
             assert await here.kafka_addresses() == expected

@@ -21,16 +21,15 @@ from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import (
     Brought,
     ClientEnd,
+    LacReceived,
     ReadRefused,
     Stored,
-    Told,
     Welcomed,
     WriteRefused,
 )
 from dlcore.wire.digest import FRAME_BYTES
 from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
-from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.messages import (
     ANYTHING,
     ENTRY_BYTES_MIN,
@@ -57,6 +56,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
+from dlcore.wire.receive_memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.statuses import Status
 from tests.dlcore.wire.held import held_bytes
 from tests.dlcore.wire.test_vectors import MESSAGES
@@ -387,7 +387,7 @@ def test_answers_find_their_requests() -> None:
     refused = client.next_event()
     assert isinstance(refused, WriteRefused)
     assert (refused.write, type(refused.error)) == ("two", LedgerFencedError)
-    assert client.next_event() == Told("lac", 7)
+    assert client.next_event() == LacReceived("lac", 7)
     denied = client.next_event()
     assert isinstance(denied, ReadRefused)
     assert (denied.read, type(denied.error)) == ("entry", NoSuchEntryError)

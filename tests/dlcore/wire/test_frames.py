@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from dlcore.wire.assembly import Assembly, Frame
 from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
-from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     ANYTHING,
     ENTRY_BYTES_MIN,
@@ -19,6 +18,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
+from dlcore.wire.receive_memory import ReceiveMemory
 
 
 def run_of(frames: list[bytes]) -> FrameRun:

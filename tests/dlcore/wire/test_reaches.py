@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlcore.access.capability import ID_MAX, LedgerRight, Reach
+from dlcore.base.access.capability import ID_MAX, LedgerRight, Reach
 from dlcore.wire.digest import frame_parts
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import (

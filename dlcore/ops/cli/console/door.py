@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.backends.flight.bearer import Token
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.log.reading.rows_reader import AsyncLogReader
     from dlcore.ops.cli.console.door_answers import Shown
     from dlcore.ops.cli.console.guard import Refusal
@@ -112,8 +112,8 @@ class Door:
         async def serve(request: web.Request) -> web.StreamResponse:
             refused = refusal(request)
             if refused is not None:
-                told = error_value(AccessDeniedError(refused.text))
-                return web.json_response(told, status=refused.status)
+                value = error_value(AccessDeniedError(refused.text))
+                return web.json_response(value, status=refused.status)
             try:
                 requests.token_of(request.headers)  # before anything else is answered
                 return await answer(request)

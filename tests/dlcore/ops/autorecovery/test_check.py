@@ -12,8 +12,6 @@ from hypothesis import given, strategies as st
 from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.values import Ensemble, LedgerState, write_set
-from dlcore.ledger.port import EntryRange
-from dlcore.ledger.ranges import EntryRanges
 from dlcore.ops.autorecovery.check import (
     Fragment,
     Held,
@@ -23,6 +21,8 @@ from dlcore.ops.autorecovery.check import (
     fragments_of,
     missing_ranges,
 )
+from dlcore.wire.entry_ranges import EntryRanges
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledgers import bookie, metadata_of, quorum_of
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from msgspec import structs
 
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import EntryRange
 from dlcore.ops.autorecovery.audit import Shortage, lacks_copies
 from dlcore.ops.autorecovery.check import Held
 from dlcore.ops.autorecovery.plan import joins_of, plan_repair
 from dlcore.ops.autorecovery.repair import LedgerRepairer
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledger_cluster import Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import bookies, metadata_of, quorum_of
 from tests.fixtures.recovery import (

@@ -18,7 +18,6 @@ from dlcore.base.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import EntryRange
 from dlcore.metadata.changing import ATTEMPTS_MAX
 from dlcore.metadata.port import SessionState
 from dlcore.ops.autorecovery.check import Held, fragments_of
@@ -31,6 +30,7 @@ from dlcore.ops.autorecovery.runner import PausableRunner
 from dlcore.ops.autorecovery.service import AutoRecovery, Election
 from dlcore.ops.autorecovery.values import ElectedAuditor
 from dlcore.ops.autorecovery.worker import Worker
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.recovery import (
     QUICK,

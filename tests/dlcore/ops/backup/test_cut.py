@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.port import Op
     from dlcore.ops.backup.cut import Copy, Reading
-    from dlcore.transport.memory import MemoryBookie
+    from dlcore.wire.memory_bookies import MemoryBookie
 
 PATHS = NamespacePaths("/dlog")
 SMALL = replace(CONFIG, segment_bytes_max=3_000, entry_bytes=1_000)

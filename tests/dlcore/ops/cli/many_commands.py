@@ -92,7 +92,7 @@ if __name__ == "__main__":
     import dlcore.metadata.zookeeper
     import dlcore.ops.inspection
     import dlcore.sync
-    import dlcore.transport.client  # noqa: F401
+    import dlcore.wire.client  # noqa: F401
     from dlcore.ops.autorecovery import maintenance, service  # noqa: F401
 
     gc.freeze()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.access.audit import AuditLine, Chain
+from dlcore.base.access.audit import AuditLine, Chain
 from dlcore.sync import open_namespace
 from tests.fixtures.zookeeper import ask_store
 

@@ -9,10 +9,10 @@ import click
 import pytest
 
 from dlcore.ledger.metadata.values import Ensemble
-from dlcore.ledger.port import EntryRange
 from dlcore.ops.autorecovery.check import Fragment, ReplicaCheck
 from dlcore.ops.cli.ledger import _check_row
 from dlcore.ops.cli.output import cell, show_done, show_fields, show_rows
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledgers import bookie, bookies
 
 if TYPE_CHECKING:

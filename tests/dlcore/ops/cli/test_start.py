@@ -13,12 +13,12 @@ import pytest
 
 HELP = "import dlcore.ops.cli.app"
 LAZY = f"{HELP}; dlcore.ops.cli.app.load_lazily(); import "
-CLIENT = f"{LAZY} dlcore.metadata.zookeeper, dlcore.transport.client"
+CLIENT = f"{LAZY} dlcore.metadata.zookeeper, dlcore.wire.client"
 CLUSTER = f"{CLIENT}, dlcore.backends.direct.namespace"
 WRITE = f"{CLIENT}, dlcore.sync, dlcore.log.writing.opening"
 ENDPOINT = f"{LAZY} dlcore.backends.flight.namespace"
 ENDPOINT_WRITE = f"{LAZY} dlcore.sync, dlcore.backends.flight.writing"
-CONTROL = "dlcore.transport.control"
+CONTROL = "dlcore.wire.control"
 AUTORECOVERY = f"{CLUSTER}, dlcore.ops.autorecovery.service, dlcore.ops.upkeep.worker, {CONTROL}"
 PROXY = f"{CLUSTER}, dlcore.proxy.server"
 BOOKIE = "import bookie.__main__, bookie.server"
@@ -58,8 +58,8 @@ def modules_after(statement: str) -> list[str]:
             238,
         ),
         (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 380),
-        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 524),
-        (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 351),
+        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 526),
+        (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 352),
     ],
     ids=[
         "help",

@@ -14,7 +14,7 @@ from dlcore.base import features
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import UnsupportedError
-from dlcore.base.features import Feature, Release, Told, own_release
+from dlcore.base.features import Announced, Feature, Release, own_release
 from dlcore.base.records import LogRecord
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.log.metadata.owner import StagingProcess
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dlcore.ops.sandbox.cluster import Sandbox
 
 NAME = features.COLD_SEGMENTS
-NEW = Feature(name=NAME, since="9.0.0", gates="a format", told=Told.REGISTRATION)
+NEW = Feature(name=NAME, since="9.0.0", gates="a format", announced=Announced.REGISTRATION)
 BEFORE = Release(version="0.1.9")
 
 pytestmark = pytest.mark.integration

@@ -208,7 +208,7 @@ def test_what_does_not_answer_costs_only_itself(
     archive = Explained(tmp_path, capsys, "--uri", cluster.uri)
     assert {"lost-bookie", "lost-quorum", "no-recovery"} == archive.faults.keys()
     stacks = archive.members[f"dlog-bundle/stacks/bookie-{hanging.pid}.txt"].decode()
-    assert "it told no stacks" in stacks
+    assert "it wrote no stacks" in stacks
     hanging.resume()
 
     cluster.metadata_server.pause()

@@ -11,7 +11,7 @@ from dlcore.ops.autorecovery.maintenance import RecoveryStatus
 from dlcore.ops.autorecovery.values import ElectedAuditor, UnderReplicatedLedger
 from dlcore.ops.diagnosis.asking import Answer
 from dlcore.ops.diagnosis.top import Look, view_of
-from dlcore.transport.control import BookieInfo
+from dlcore.wire.control import BookieInfo
 from tests.fixtures.snapshots import snapshot_of
 
 if TYPE_CHECKING:

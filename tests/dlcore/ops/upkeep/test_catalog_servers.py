@@ -120,7 +120,7 @@ def test_a_rest_catalog_that_does_not_answer(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv(CATALOG_URI, f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv(TIMEOUT, "50")
-        with pytest.raises(ObjectStoreError, match=r"opening the catalog of .*: ReadTimeout"):
+        with pytest.raises(ObjectStoreError, match=r"catalog dlog: opening it for .*: ReadTimeout"):
             open_catalog(url)
         for wrong in ("0", "1 s"):
             monkeypatch.setenv(TIMEOUT, wrong)

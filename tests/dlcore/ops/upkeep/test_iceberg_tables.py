@@ -29,7 +29,7 @@ from dlcore.log.cold.iceberg_tables import IcebergTables
 from dlcore.ops.upkeep.table_status import TableReader
 from tests.dlcore.ops.upkeep.test_table_keeper import RIDES, TableScene, on_table, remove, sweep
 from tests.fixtures.lengths import amount
-from tests.fixtures.table_readers import IcebergView, delete_table, own_catalog
+from tests.fixtures.table_readers import IcebergView, delete_table, make_catalog, own_catalog
 from tests.fixtures.table_worker import CATALOG_URI
 
 if TYPE_CHECKING:
@@ -182,6 +182,30 @@ def test_another_catalog_does_not_make_the_table_again(
         assert scene.view().rows().num_rows == 120
         await scene.follow()
         await scene.check(first=60)
+
+    on_iceberg(tmp_path, body)
+
+
+def test_a_catalog_that_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file was away and is another one by now: the same worker goes on, and nothing doubles."""
+    file = Path(make_catalog(tmp_path / "own", monkeypatch).removeprefix("sqlite:///"))
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.follow()
+        kept = tmp_path / "kept"
+        shutil.move(file, kept)
+        await scene.write()
+        for _ in range(2):  # the first one finds the old file, and then makes an empty one
+            with pytest.raises(TableError, match="is it another catalog"):
+                await scene.follow()
+        shutil.move(shutil.copy(kept, tmp_path / "copy"), file)
+        await scene.follow()
+        shutil.move(file, kept)
+        shutil.copy(kept, file)
+        await scene.write()
+        await scene.follow()
+        await scene.check()
 
     on_iceberg(tmp_path, body)
 

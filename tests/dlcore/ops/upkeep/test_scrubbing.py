@@ -20,11 +20,11 @@ from dlcore.ops.upkeep.scrubbing import (
     Examined,
     Find,
     Found,
+    ListLedger,
     NoneAhead,
     ScrubRound,
     ScrubState,
     Signal,
-    Tell,
     Verdict,
 )
 
@@ -166,8 +166,8 @@ def test_damage_is_reported_and_the_pass_goes_on() -> None:
     work = Round(begun())
     assert work.handle(Begin(START_MS)) == Find(0, 0)
     assert work.handle(Found(4, 1, 10)) == Examine(4, 1)
-    assert work.handle(Examined(DAMAGED, START_MS)) == Tell(4)
-    progress = work.ended(work.handle(Signal.TOLD))
+    assert work.handle(Examined(DAMAGED, START_MS)) == ListLedger(4)
+    progress = work.ended(work.handle(Signal.LISTED))
     assert (progress.ledger_id, progress.number, progress.damaged) == (4, 2, 1)
     assert (progress.objects, progress.read_bytes, progress.left_bytes) == (1, 10, 990)
     work = Round(replace(progress, due_ms=START_MS))

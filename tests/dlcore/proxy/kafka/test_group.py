@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from dlcore.proxy.kafka.group import (
     MEMBERS_MAX,
+    Answered,
     Commit,
     Effect,
     Gone,
@@ -21,7 +22,6 @@ from dlcore.proxy.kafka.group import (
     Leave,
     Passed,
     Sync,
-    Told,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Driven:
     def told(self, call: int) -> tuple[ErrorCode, bytes]:
         """Return the answer to a sync."""
         found = self.answers[call]
-        assert isinstance(found, Told)
+        assert isinstance(found, Answered)
         return found.code, found.assignment
 
 
@@ -298,7 +298,7 @@ def test_who_has_gone_while_it_waited_must_come_again() -> None:
     driven = stable("a", "b")
     call = driven.join("b")
     assert driven.leave("b") is OK
-    assert driven.answers[call] == Told(call, UNKNOWN)
+    assert driven.answers[call] == Answered(call, UNKNOWN)
 
 
 @settings(max_examples=300, deadline=None)

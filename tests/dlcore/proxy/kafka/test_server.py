@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from kio.static.constants import EntityType
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord

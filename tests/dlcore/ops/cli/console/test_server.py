@@ -14,8 +14,8 @@ import aiohttp
 import pyarrow as pa
 import pytest
 
-from dlcore.access.tls_in_use import TlsInUse
 from dlcore.backends.flight.namespace import open_namespace
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
