@@ -51,9 +51,8 @@ from dlcore.log.writing.append import (
     Step,
     Suspended,
 )
-from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.open_segment import OpenSegment
-from dlcore.log.writing.records_writer import AsyncLogWriter
+from dlcore.log.writing.records_writer import AsyncLogWriter, left_open
 from dlcore.log.writing.transmit import Unwritten
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver

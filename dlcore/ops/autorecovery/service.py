@@ -10,19 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS, samples
+from dlcore.backends.direct.trial import trial_log, try_log
 from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.base.errors import MetadataConnectionError, MetadataError, NodeExistsError, NoNodeError
 from dlcore.base.features import own_release
+from dlcore.base.http_options import http_address_of, require_http
+from dlcore.base.listening.operator_port import Operated
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.metadata.binding import read_binding
+from dlcore.metadata.operated import METRICS as METADATA_METRICS, session_check, source_of
 from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.ops.autorecovery.auditor import Auditor
 from dlcore.ops.autorecovery.listing import RepairList
-from dlcore.ops.autorecovery.metrics import RecoveryFigures
+from dlcore.ops.autorecovery.metrics import METRICS, RecoveryFigures
 from dlcore.ops.autorecovery.runner import PausableRunner, run_together
 from dlcore.ops.autorecovery.values import ElectedAuditor, RecoveryMember
 from dlcore.ops.autorecovery.worker import Worker
@@ -31,13 +37,42 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
     from typing import Any
 
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.backends.direct.ports import NamespacePorts
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.repair import Mend
 
 logger = logging.getLogger(__name__)
+
+
+def operated_recovery(
+    namespace: DirectNamespace,
+    config: AutoRecoveryConfig,
+    figures: RecoveryFigures,
+    tls: TlsInUse | None,
+) -> Operated:
+    """Return what the port of an auto-recovery process shows.
+
+    Raises:
+        ConfigurationError: its options are wrong, or need a certificate that is not there.
+    """
+    require_http(config, has_certificate=tls is not None and bool(tls.files.cert))
+    context, address = namespace.log_context, http_address_of(config)
+    name = trial_log("autorecovery", socket.gethostname(), address.port if address else 0)
+    return Operated(
+        role="autorecovery",
+        metrics=(*METADATA_METRICS, *METRICS, *CLIENT_METRICS),
+        sources=[
+            source_of(context.store),
+            figures.samples,
+            partial(samples, context, namespace.get_statistics),
+        ],
+        checks={"metadata_store": session_check(context.store)},
+        trial=partial(try_log, namespace, name),
+    )
 
 
 @asynccontextmanager

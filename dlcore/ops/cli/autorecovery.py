@@ -174,8 +174,7 @@ async def _started(
     from dlcore.base.listening.operator_port import operator_port
     from dlcore.ops.autorecovery.lagging import SubscriberLags
     from dlcore.ops.autorecovery.metrics import RecoveryFigures
-    from dlcore.ops.autorecovery.operated import operated_recovery
-    from dlcore.ops.autorecovery.service import AutoRecovery
+    from dlcore.ops.autorecovery.service import AutoRecovery, operated_recovery
     from dlcore.ops.upkeep.worker import LogUpkeep
 
     recovery, figures = config.recovery, RecoveryFigures()

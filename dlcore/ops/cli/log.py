@@ -31,7 +31,7 @@ from dlcore.ops.cli.context import (
     run_direct,
     wants_json,
 )
-from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
+from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space, watch_log
 from dlcore.ops.cli.keeping import reset_txids, set_retention, show_settings
 from dlcore.ops.cli.output import (
     bytes_text,
@@ -45,7 +45,6 @@ from dlcore.ops.cli.reading import dump_log, tail_log
 from dlcore.ops.cli.redaction import redact_log
 from dlcore.ops.cli.tables import show_table, table_of, table_text
 from dlcore.ops.cli.times import EpochMs
-from dlcore.ops.cli.watching import watch_log
 from dlcore.ops.cli.writing import write_log
 
 if TYPE_CHECKING:
