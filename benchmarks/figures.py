@@ -51,7 +51,7 @@ class Figure:
 
     @property
     def notes(self) -> list[str]:
-        """What a table has no columns for."""
+        """A remark that no column of a table has."""
         parts = [f"{name} {limit:,.1f} {self.unit}" for name, limit in self.limits.items()]
         notes = [f"{self.name}: limits {', '.join(parts)}"] if parts else []
         parts = [f"{name} {seconds:.1f}" for name, seconds in self.cpu_s_per_gb.items()]

@@ -50,7 +50,7 @@ _READ_ROUNDS = 5
 _MERGE_BYTES_PER_S = 1e9
 _PAYLOADS = 16
 _BATCH_RECORDS = 1_024
-"""Of one micro-batch: 100 KB, one entry."""
+"""The size of one micro-batch: 100 KB, one entry."""
 _AT_ONCE = 32
 _Result = TypeVar("_Result")
 

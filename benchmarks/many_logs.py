@@ -123,9 +123,9 @@ async def _create_and_list(client: CountedClient) -> dict[str, float]:
 async def _watch(namespace: DirectNamespace) -> dict[str, float]:
     before, started_s = _resident_bytes(), time.perf_counter()
     async with namespace.watch_logs() as watch:
-        told = 0
-        while told < LOGS:
-            told += len(await watch.take())
+        changes = 0
+        while changes < LOGS:
+            changes += len(await watch.take())
         taken_s = time.perf_counter() - started_s
         grown = _resident_bytes() - before
         times: list[float] = []

@@ -206,17 +206,17 @@ async def _fanned_out(sandbox: Sandbox, followers: int) -> dict[str, float]:
                     await asyncio.sleep(began + number / _PER_SECOND - time.perf_counter())
                     writer.write(LogRecord(number, _stamped(number)))
                 await writer.flush()
-                told = json.loads(await process.stdout.readline())
+                report = json.loads(await process.stdout.readline())
                 cpu_s = cpu_of([proxy.pid]) - before
         finally:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-    assert told["deliveries"] == followers * (records - 1)
+    assert report["deliveries"] == followers * (records - 1)
     return {
-        "p50": told["p50_ms"],
-        "p99": told["p99_ms"],
-        "cpu": cpu_s / told["deliveries"] * 1e6,
+        "p50": report["p50_ms"],
+        "p99": report["p99_ms"],
+        "cpu": cpu_s / report["deliveries"] * 1e6,
         "memory": peak_memory_mb(proxy.pid),
     }
 

@@ -23,7 +23,7 @@ OTHERS_MIN_PERCENT = 92.0
 
 
 class Shares(NamedTuple):
-    """What ran of one file."""
+    """The lines of one file that ran."""
 
     path: str
     branches: int

@@ -28,7 +28,7 @@ PACKAGES = ("dlcore", "bookie", "dlspark")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ENDINGS = {"aclose", "close", "abandon", "abort", "finish"}
 TWINS = {"_call", "call", "iterate"}
-"""What the blocking face runs async twins with."""
+"""The methods by which the blocking face runs async twins."""
 
 
 def functions_of(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:

@@ -24,7 +24,7 @@ def rounds(*values: float) -> Callable[[], float]:
 def test_the_strictest_of_several_limits_counts(
     *, is_rate: bool, limit: float, ratio: float
 ) -> None:
-    """The lowest rate, or the longest time; the others are told beside it."""
+    """The lowest rate, or the longest time; the others are shown beside it."""
     target = Target(ratio=0.4, is_rate=is_rate)
     figure = measure(
         name="writes",
@@ -68,7 +68,7 @@ def test_no_kafka_is_started_unless_asked_for() -> None:
 
 
 def test_times_are_expected_as_they_were(tmp_path: Path) -> None:
-    """Of what never ran here nothing is promised."""
+    """Nothing is promised for a system on which nothing ran here."""
     times = Times(tmp_path / "times.json")
     assert times.expected(["a"]) == "never run on this machine"
     times.note("a", 12.34)

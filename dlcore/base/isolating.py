@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TROUBLES_MAX = 20
+_TO_DO = "; to do: nothing now, the rest goes on; see to the reason if it comes again"
 _OF_ALL = (AlreadyClosedError, MetadataConnectionError, MetadataSessionExpiredError)
 """Errors that are no fault of one item: the other items would fail in the same way."""
 
@@ -57,13 +58,8 @@ class Troubles:
         except _OF_ALL:
             raise
         except DLError as error:
-            logger.warning(
-                "%s: %s: %s; to do: nothing now, the rest goes on; see to the reason if it comes "
-                "again",
-                what,
-                type(error).__name__,
-                error,
-            )
+            to_do = "" if "to do: " in str(error).lower() else _TO_DO
+            logger.warning("%s: %s: %s%s", what, type(error).__name__, error, to_do)
             self.note(what, error)
         except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(what, error)

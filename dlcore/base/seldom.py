@@ -77,7 +77,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
         self._warnings = Seldom(_WARNINGS_MAX)
         self._notes = Seldom(_NOTES_MAX)
         self._like: dict[Hashable, str] = {}
-        self._telling: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, unless there were too many of its kind."""
@@ -92,14 +92,14 @@ class SeldomHandler(logging.StreamHandler[Any]):
             super().emit(record)
             return
         self._like[kind] = str(record.msg)[:_SHOWN_MAX]
-        if self._telling is None:
-            self._telling = threading.Timer(PERIOD_S, self._tell_later)
-            self._telling.daemon = True
-            self._telling.start()
+        if self._timer is None:
+            self._timer = threading.Timer(PERIOD_S, self._tell_later)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _tell_later(self) -> None:
         with self.lock or threading.RLock():
-            self._telling = None
+            self._timer = None
             self._tell_left_out(self._clock())
 
     def _tell_left_out(self, now_s: float) -> None:
@@ -112,7 +112,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
 
     def close(self) -> None:
         """Write the numbers of omitted lines, and nothing after that."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._tell_left_out(float("inf"))
         super().close()

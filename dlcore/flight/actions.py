@@ -365,10 +365,13 @@ SNAPSHOTS = Action(
 )
 SCHEMAS = Action(
     name="schemas",
-    request=planning.LogsRequest,
+    request=planning.SchemasRequest,
     answer=answers.LogSchemas,
     needs=on_logs(Right.DESCRIBE),
-    text="Return the columns of logs, and which are sealed, for planners of this release.",
+    text=(
+        "Return the columns of logs, for planners of this release; with `for_write` also which are "
+        "sealed."
+    ),
     errors=(errors.InvalidLogNameError,),
     answer_s=LONG_ANSWER_S,
 )

@@ -172,7 +172,7 @@ def test_entries_beside_those_of_the_grant_stay_closed(request_: Request | Add) 
 
 
 def test_the_part_that_a_turn_takes_is_judged_alone() -> None:
-    """Of a message that is too long for the client's trust, the first part may be allowed."""
+    """A message may be too long for the client's trust, and its first part allowed."""
     bench = Restricted()
     bench.give(of(ALL_RIGHTS, first_entry_id=0, last_entry_id=1))
     bench.session.trust.level = 2

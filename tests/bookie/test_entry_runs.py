@@ -116,7 +116,7 @@ def test_a_run_is_split_where_a_chunk_is_full(
 
 
 def test_a_run_ends_where_another_file_begins() -> None:
-    """What that holds too counts, if it is newer."""
+    """A newer file that holds it too counts."""
     run = run_at(IDS, OFFSETS, SIZES)
     found = run.before(110)
     assert found is not None
@@ -125,7 +125,7 @@ def test_a_run_ends_where_another_file_begins() -> None:
 
 
 def test_a_stride_takes_every_other_entry() -> None:
-    """What lies between is skipped, if it is little."""
+    """Bytes between them are skipped, if they are few."""
     assert count_of(wanted=range(100, 1000, 2)) == COUNT // 2
     assert count_of(IDS[1:], OFFSETS[1:], SIZES[1:], wanted=range(101, 1000, 2)) == COUNT // 2
 

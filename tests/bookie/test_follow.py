@@ -320,13 +320,13 @@ def test_a_stream_that_sent_all_entries_learns_that_the_storage_ended(is_closed:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             storage.writes.write_lac(1, -1)
-            told: list[FollowStream] = []
+            reported: list[FollowStream] = []
             stream = FollowStream(
                 storage.reads,
                 storage.followers,
                 Follow(7, 1, 0, 1000),
                 chunk_bytes=1000,
-                on_news=told.append,
+                on_news=reported.append,
             )
             assert await stream.advance(1000) == Update(7, [], -1, fenced=False)
             assert not may_come(stream)
@@ -336,7 +336,7 @@ def test_a_stream_that_sent_all_entries_learns_that_the_storage_ended(is_closed:
                 disk.device.sync_error = "Input/output error"
                 with pytest.raises(BookieStorageError):
                     await storage.writes.add_entry(make_frame(1, 0))
-            assert stream in told
+            assert stream in reported
             assert may_come(stream)
             with pytest.raises(BookieUnavailableError if is_closed else BookieStorageError):
                 await stream.advance(1000)

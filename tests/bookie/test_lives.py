@@ -30,7 +30,7 @@ async def copy_of(disk: MemoryDisk) -> MemoryDisk:
 
 
 def test_an_older_copy_of_a_folder_is_not_the_bookie() -> None:
-    """What was acknowledged since is not in it; the newest one starts as before."""
+    """It lacks the entries acknowledged since; the newest one starts as before."""
 
     async def scenario() -> None:
         _, store, cluster_id = await connect()

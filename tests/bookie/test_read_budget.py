@@ -54,7 +54,7 @@ def test_who_waits_gets_its_turn() -> None:
 
 
 def test_a_chunk_is_a_share_of_what_is_free() -> None:
-    """So many readers of much leave room for one more; none gets less than a small chunk."""
+    """Many readers of large ranges leave room for one more; none gets less than a small chunk."""
     mib = 1 << 20
     budget = ReadBudget(64 * mib, on_wait=lambda: None)
 

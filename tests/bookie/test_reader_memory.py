@@ -1,6 +1,6 @@
 """Readers that stand still cost a bookie little, however many they are.
 
-A bookie process with 10,000 followers that wait, and 1,000 readers each of whom asked for all
+A bookie process with 10,000 followers that wait, and 1,000 readers each of which asked for all
 there is and takes nothing, stays below 300 MB, one with 3,000 and 300 of them below 150; then it
 serves another.
 """

@@ -216,7 +216,7 @@ def test_a_damaged_node_ends_the_bookie() -> None:
 
 
 def test_the_removal_takes_only_its_own_nodes() -> None:
-    """What fails is left to the end of the session."""
+    """A failed removal is left to the end of the session."""
     bench = Bench()
     assert bench.handle(Signal.CLOSE) == [RemovalEnded(None)]
     assert bench.handle(Signal.CLOSE) == []

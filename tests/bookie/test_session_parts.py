@@ -126,7 +126,7 @@ def test_the_rest_of_a_message_is_the_next_request() -> None:
 
 
 def test_reading_stops_and_goes_on_once() -> None:
-    """What is not read asks for a turn, in which reading may start again."""
+    """Unread input asks for a turn, in which reading may start again."""
     intake = Intake(FakeRoom())
     assert intake.go_on() == []
     assert intake.stop_reading() == [Call.SET_READING]

@@ -34,7 +34,7 @@ OPEN_ATTEMPTS_MAX = 30
 
 
 class Answers:
-    """What the storage said: the only things that must hold afterwards."""
+    """The answers of the storage: only they must hold afterwards."""
 
     def __init__(self) -> None:
         self.acked: set[tuple[int, int]] = set()

@@ -53,7 +53,7 @@ class Ledger:
 
 
 class DumbStorage:
-    """What the storage must answer."""
+    """The right answers of the storage."""
 
     def __init__(self) -> None:
         self.ledgers: dict[int, Ledger] = {}

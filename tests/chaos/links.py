@@ -24,7 +24,7 @@ NOBODY = "?"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What happens on the links from `sources` to `endpoints` while the rule is in force.
+    """The faults on the links from `sources` to `endpoints` while the rule is in force.
 
     What is held arrives once the rule is gone, as TCP sends again what was lost.
     """

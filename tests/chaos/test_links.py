@@ -1,4 +1,4 @@
-"""The proxy between processes: it tells callers apart, and breaks only what it is told to."""
+"""The proxy between processes: it distinguishes callers, and breaks only what its rules say."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_no_rule_concerns_passes() -> None:
 
     async def scenario() -> None:
         async with echo(THIS_PROCESS) as server, server.connect() as (reader, writer):
-            other = rule("somebody else", cut=True)
+            other = rule("another caller", cut=True)
             server.network.add_rule(other)
             assert await ask(reader, writer, b"one") == b"one"
             mine = rule(cut=False, requests=True)

@@ -79,7 +79,7 @@ def test_what_was_truncated_may_be_missing(
 
 
 def test_channels_that_differ() -> None:
-    """What the source did not hear of is in all channels or in none."""
+    """An unacknowledged record is in all channels or in none."""
     with_more = [*WHOLE[:3], ("s", 2), *WHOLE[3:]]
     assert counts_of({"one": [with_more], "two": [WHOLE]}) == {"not in every channel": 1}
 

@@ -52,7 +52,7 @@ ABSENT = BookieId("bookie-absent", "a" * 32)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One running bookie and a client; `ABSENT` is a bookie that nobody can reach."""
+    """One running bookie and a client; `ABSENT` is a bookie that no client can reach."""
 
     client: BookieClient
     bookie: BookieId
@@ -330,7 +330,7 @@ def test_the_lac_comes_with_entries_and_by_itself(open_cluster: Open) -> None:
 def test_what_is_held_above_the_lac_is_told_before_anybody_says_that_it_is_confirmed(
     open_cluster: Open,
 ) -> None:
-    """Gaps are told, and what is confirmed is not told again."""
+    """Gaps are reported, and confirmed entries are not reported again."""
 
     async def scenario(cluster: Cluster) -> None:
         client, bookie = cluster.client, cluster.bookie
@@ -543,7 +543,7 @@ def test_another_incarnation_gets_nothing(open_cluster: Open) -> None:
 
 
 def test_a_bookie_out_of_reach_is_unknown_never_no(open_cluster: Open) -> None:
-    """Ask a bookie that nobody can reach: every answer is unknown."""
+    """Ask an unreachable bookie: every answer is unknown."""
 
     async def scenario(cluster: Cluster) -> None:
         client = cluster.client

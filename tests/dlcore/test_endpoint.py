@@ -51,7 +51,7 @@ def test_an_error_comes_as_it_left(kind: type[DLError]) -> None:
 
 
 def test_other_answers() -> None:
-    """Of nobody, or of something that is no proxy."""
+    """An address of no server, or of a server that is no proxy."""
     nobody = error_of(grpc.StatusCode.UNAVAILABLE, "connection refused")
     assert isinstance(nobody, ProxyUnavailableError)
     for details in ("no such method", "KeyError: 'a'", "AssertionError: b"):

@@ -120,7 +120,7 @@ def test_the_escaped_form(name: str, escaped: str) -> None:
 
 @given(st.text("ab/ä", min_size=1, max_size=400) | NAMES)
 def test_the_node_of_a_name_is_short_and_tells_it_or_where_to_look(name: str) -> None:
-    """So that a million names are listed in answers below 1 MB, whatever their length."""
+    """A million names are therefore listed in answers below 1 MB, whatever their length."""
     component = PATHS.log(name).rpartition("/")[2]
     assert PATHS.log(name) == f"{PATHS.log_bucket(bucket_of(name))}/{component}"
     assert len(component) <= NAME_NODE_LENGTH_MAX
@@ -129,7 +129,7 @@ def test_the_node_of_a_name_is_short_and_tells_it_or_where_to_look(name: str) ->
 
 
 def test_a_long_name_is_cut() -> None:
-    """What is cut off is told by a digest: it is stored, and must never change."""
+    """A digest stands for the cut-off part: it is stored, and must never change."""
     digest = "f8a8b95f0b6e025fd8bf8f44"
     component = PATHS.log("a/" + "x" * 200).rpartition("/")[2]
     assert component.startswith("a%2F" + "x" * 91 + "~" + digest)

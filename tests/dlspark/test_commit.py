@@ -47,7 +47,7 @@ OUTSIDE = dict.fromkeys(TASK_PROPERTIES)
 
 
 def test_stream_is_identified_by_query_target_and_batch() -> None:
-    """It writes a batch once, so that its runs need not be told apart."""
+    """It writes a batch once, so that its runs need not be distinguished."""
     found = stream_identity(OPTIONS, IN_A_BATCH)
     assert found == AppendIdentity(
         identity="stream:q",

@@ -53,7 +53,7 @@ def offset(query: str | None = None, **positions: str) -> StreamOffset:
 
 
 def test_the_first_and_then_one_in_each_pause() -> None:
-    """What came between is left out, the newest is stored; unchanged logs are left alone."""
+    """Positions between are left out, the newest is stored; unchanged logs are left alone."""
     bench = Bench()
     bench.kept.note(offset(a="1:1:0", b="1:0:0"))
     for n in range(2, 5):

@@ -195,7 +195,7 @@ def test_a_log_that_is_deleted_and_created_anew_within_a_trigger(
     assert caplog.text.count("created again") == 1
 
 
-@pytest.mark.prove  # it waits for requests that nobody answers
+@pytest.mark.prove  # it waits for unanswered requests
 def test_zookeeper_is_away_for_longer_than_anybody_waits(
     fresh_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:

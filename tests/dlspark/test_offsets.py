@@ -22,6 +22,7 @@ from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlspark.lag import Lag
 from dlspark.offsets import LogPosition, LogView, StreamOffset
 from tests.fixtures.ledgers import metadata_of
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,7 +253,7 @@ def grow(rng: random.Random, logs: dict[str, list[int]]) -> None:
         segments[-1] += rng.choice([0, 0, 1, 3])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each(range(60))
 def test_random_walk_reads_every_record_once(seed: int) -> None:
     """Logs grow, roll, appear, are renamed, left out; batches are replayed from re-asked starts."""
     rng = random.Random(seed)

@@ -32,7 +32,7 @@ SNAPSHOT = snapshot_of((3, 2), (4,), (), (1,))
 
 
 class MadeUp(LogSnapshots):
-    """Finds records in snapshots that nobody wrote."""
+    """Finds records in made-up snapshots."""
 
     def __init__(self) -> None:
         self.sought = 0

@@ -68,7 +68,7 @@ def test_the_read_schema_is_fixed() -> None:
     ],
 )
 def test_columns_to_write(text: str, columns: WriteColumns) -> None:
-    """What a log takes, in any order."""
+    """The columns that a log takes, in any order."""
     assert check_write_schema(schema_of(text), needs_log=False) == columns
 
 

@@ -1,6 +1,6 @@
 """Tasks stage and a driver commits, without Spark: once, all of it or nothing.
 
-Goal: who gets it wrong is told how to get it right, and no record of a failed write is seen.
+Goal: a wrong use names the right one, and no record of a failed write is seen.
 Method: a real cluster; this process is task and driver.
 """
 
@@ -49,7 +49,7 @@ WAIT_S = 60
 
 
 class Target:
-    """A fresh log, and what a write to it is told."""
+    """A fresh log, and the options of a write to it."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

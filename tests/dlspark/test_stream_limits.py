@@ -283,7 +283,7 @@ def test_available_now_ends_where_the_logs_ended_when_it_began() -> None:
 
 
 def test_available_now_does_not_wait_for_min_records() -> None:
-    """Nobody would come to end the wait."""
+    """No one would come to end the wait."""
     query = Query(MadeUpLogs(a=snapshot_of((3,))), minRecordsPerTrigger="25")
     query.reader.prepareForTriggerAvailableNow()
     assert all_of(query.run(), "a") == list(range(30))

@@ -40,7 +40,7 @@ class Place:
     programs: tuple[str, ...] = ()
     """Looked for on the PATH; without them the place is skipped, and that is said."""
     folder: str = ""
-    """Of a fresh clone to run in, below `$WORK`; otherwise the checkout itself is run in."""
+    """A fresh clone to run in, below `$WORK`; otherwise the checkout itself is run in."""
     user: str = ""
     """As whom; otherwise as who started it."""
     workers: int = 0

@@ -139,7 +139,7 @@ def test_a_range_is_read_with_its_capability(
 def test_a_capability_is_used_in_another_process(
     cluster: TlsCluster, nameless: TlsFiles, log: str
 ) -> None:
-    """It is bound to nobody, and nothing that is shown has it."""
+    """It is bound to no one, and nothing that is shown has it."""
     part = planned(cluster, log)
     program = (
         "import sys; from tests.integration.test_capabilities import *; "
@@ -283,7 +283,7 @@ def test_who_may_read_the_keys_needs_no_certificate(
 def test_keys_are_rotated_while_capabilities_are_in_use(
     zookeeper: EmbeddedZooKeeper, cluster: TlsCluster, nameless: TlsFiles, log: str
 ) -> None:
-    """What was signed before goes on; withdrawn keys end it, and what is signed then is taken."""
+    """Earlier capabilities go on until their keys are withdrawn; later ones are accepted."""
     part = planned(cluster, log)
     assert len(on_keys(cluster, rotate=True).keys) == 2
     assert payloads(part, nameless) == RECORDS

@@ -70,8 +70,8 @@ def test_who_may_not_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
         dialog = seen.page.get_by_role("dialog")
         dialog.get_by_label("Type").fill(log)
         dialog.get_by_role("button", name="Seal").click()
-        told = dialog.get_by_role("alert")
-        told.filter(has_text="user:reader").wait_for()
+        alert = dialog.get_by_role("alert")
+        alert.filter(has_text="user:reader").wait_for()
         seen.allow("403")
         with namespace.open_log(log) as manager:
             assert not manager.is_end_of_stream_marked()

@@ -204,6 +204,6 @@ def test_what_curl_is_told(sandbox: Sandbox, proxies: list[ProxyProcess]) -> Non
                 (404, "LogNotFoundError", Curl(address, f"{log}-gone").ask()),
                 (401, "UnauthenticatedError", Curl(address + "x", log).ask()),
             ):
-                told = json.loads(body)
-                assert (found, told["kind"]) == (status, kind), body
-                assert set(told) == {"error", "kind"}
+                reply = json.loads(body)
+                assert (found, reply["kind"]) == (status, kind), body
+                assert set(reply) == {"error", "kind"}

@@ -79,7 +79,7 @@ def end(process: subprocess.Popen[str], words: str = "") -> tuple[int, str]:
 
 
 def txids_of(namespace: Namespace, log: str) -> list[int]:
-    """Return what is in the log once a writer that waits for nobody has recovered it."""
+    """Return what is in the log once a writer that waits for no other has recovered it."""
     with namespace.open_log(log, config=LogConfig(lock_timeout_s=0)) as manager:
         manager.open_writer().close()
         with manager.open_reader() as reader:
@@ -272,7 +272,7 @@ ASYNC_ENDS = {
 def test_the_async_face_says_what_was_not_written(
     way: str, sandbox: Sandbox, namespace: Namespace, log: str
 ) -> None:
-    """Nobody can flush once the loop ended, so it is logged, and the lock is free at once."""
+    """No one can flush once the loop ended: that is logged, and the lock is free at once."""
     code, reason = ASYNC_ENDS[way]
     process = start(ASYNC + code, sandbox.uri, log)
     assert process.stdout is not None

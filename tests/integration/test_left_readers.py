@@ -55,7 +55,7 @@ def left() -> list[object]:
 def test_what_a_reader_had_ahead_is_freed_when_it_is_left(
     sandbox: Sandbox, *, is_open: bool
 ) -> None:
-    """Of a segment that is written, and of one that is complete."""
+    """Readers of a segment that is written, and of a complete one."""
 
     async def scenario() -> None:
         others = frozenset(map(id, left()))  # of tests before, whose readers are not judged here

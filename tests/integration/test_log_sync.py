@@ -423,7 +423,7 @@ def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str)
 def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
     namespace_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of which log, how many records, and why; one that wrote everything says nothing."""
+    """The log, the number of records, and the reason are logged; a complete one is silent."""
     caplog.set_level(logging.WARNING)  # programs that ran in this process may have set another
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("sync/exit")

@@ -155,7 +155,7 @@ def test_a_client_has_a_collector_for_a_registry(watched: Sandbox) -> None:
 
 
 def test_on_a_secured_cluster_only_who_has_a_certificate_is_answered(tmp_path: Path) -> None:
-    """Each process serves with its own certificate, when told."""
+    """Each process serves with its own certificate, if that is set."""
     options = (*PORT, "--http-tls=required")
     with Sandbox(
         1,

@@ -454,7 +454,7 @@ def test_followers_share_what_is_known_of_a_log(
 def test_a_deleted_log_ends_its_followers(
     client: flight.FlightClient, namespace: Namespace, log: DistributedLogManager
 ) -> None:
-    """They are told why."""
+    """They learn why."""
     written(log, 0, 10)
     follower = Follower(client, log.name)
     follower.wait_for(10)

@@ -159,7 +159,7 @@ def test_ranges(remote: Namespace, log: DistributedLogManager) -> None:
 
 
 def test_a_reader_goes_on_where_it_was(remote: Namespace, log: DistributedLogManager) -> None:
-    """Each record once, over calls; its position is told."""
+    """Each record once, over calls; its position is returned."""
     write(log, 0, 20)
     with remote.open_log(log.name).open_reader(txid=5) as reader:
         assert reader.log_name == log.name
@@ -228,7 +228,7 @@ def test_logs_come_and_go(remote: Namespace) -> None:
 
 
 def test_nobody_answers() -> None:
-    """That is told after the time that one is willing to wait."""
+    """That is logged after the time that one is willing to wait."""
     with (
         open_remote(f"grpc://127.0.0.1:{free_ports(1)}", patience_s=0.3) as nowhere,
         pytest.raises(ProxyUnavailableError, match="no proxy answers"),
@@ -240,15 +240,15 @@ def test_who_waits_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, of what fails and for how long it is tried; what is raised is one error, not three."""
-    monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.1)
+    monkeypatch.setattr(backoff, "REPORTED_AFTER_S", 0.1)
     with (
         open_remote(f"grpc://127.0.0.1:{free_ports(1)}", patience_s=0.5) as nowhere,
         pytest.raises(ProxyUnavailableError) as raised,
     ):
         nowhere.get_logs()
-    (told,) = [each.message for each in caplog.records if each.name == endpoint.__name__]
-    assert told.startswith("no proxy answers: ")
-    assert "; trying for 0 s more; to do: " in told
+    (line,) = [each.message for each in caplog.records if each.name == endpoint.__name__]
+    assert line.startswith("no proxy answers: ")
+    assert "; trying for 0 s more; to do: " in line
     assert "AioRpcError" not in "".join(traceback.format_exception(raised.value))
 
 

@@ -36,7 +36,7 @@ HEARD_S = 1.0
 
 @dataclass
 class Appender:
-    """Appends one record after the other until it is told to stop; the first error ends it."""
+    """Appends one record after the other until the signal to stop; the first error ends it."""
 
     namespace: Namespace
     log: str

@@ -51,7 +51,7 @@ def log(cluster: TlsCluster) -> str:
 def dlog(
     cluster: TlsCluster, *arguments: str, tls: TlsFiles | None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, told of the files by its environment."""
+    """Run a command that knows the files by its environment."""
     environment = dict(os.environ, DLOG_URI=cluster.uri)
     if tls is not None:
         files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}

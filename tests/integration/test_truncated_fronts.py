@@ -126,13 +126,13 @@ class Scene:
                 read(log, DLSN(1, 1, 0))
         for dlsn in (first, kept[len(kept) // 2][0], kept[-1][0]):
             assert dumped(self.shell, dlsn) == [row for row in kept if row[0] >= dlsn]
-        code, _, told = self.shell.outcome("log", "dump", LOG, "--from-dlsn", "1:1:0")
+        code, _, output = self.shell.outcome("log", "dump", LOG, "--from-dlsn", "1:1:0")
         assert code != 0
-        assert f"the first one left is at {first}" in told
+        assert f"the first one left is at {first}" in output
         assert self.shell.text("log", "count", LOG) == f"{len(kept)}\n"
-        _, told, _ = self.shell.outcome("log", "inspect", LOG, "--entries", "--json")
-        found = [each["kind"] for each in json.loads(told)]
-        assert found == ([] if is_removed else ["leftover"]), told
+        _, output, _ = self.shell.outcome("log", "inspect", LOG, "--entries", "--json")
+        found = [each["kind"] for each in json.loads(output)]
+        assert found == ([] if is_removed else ["leftover"]), output
         assert self.shell.json("ledger", "audit") == []
 
     def ledgers(self) -> int:

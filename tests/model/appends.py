@@ -2,14 +2,14 @@
 
 The machines are the real ones: `Commit` for each append, and `Turns` for the owner.  The owner's
 writer is modelled by what turns ask of it: it opens an extent, writes entries that are durable at
-once, closes its extent to step aside, and continues from a head.  The metadata store is the real
+once, closes its extent to pause, and continues from a head.  The metadata store is the real
 tree.  A step is: a machine is answered; an answer is lost, and the transaction is applied, applied
 later, or never; the owner hears of a change of its lock; a timer ends; the owner or an append's
 caller crashes.
 
 Promises, looked at in every state:
 
-* OnceEach: the records of an append are in the log at most once, and once if it was told so.
+* OnceEach: the records of an append are in the log at most once, and once if it was acknowledged.
 * OwnersRecordsStay: each entry that the owner acknowledged is in the log.
 * NobodyWaitsForEver: a state in which nothing can happen has no append that waits.
 
@@ -64,7 +64,7 @@ _OWNERS_LEDGER = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What one search covers."""
+    """The extent of one search."""
 
     appends: int = 1
     is_same: bool = False
@@ -74,7 +74,7 @@ class Scope:
     losses: int = 1
     """Answers that are lost."""
     crashes: int = 1
-    """Of the owner, and of callers of appends."""
+    """The names of the owner, and of callers of appends."""
     timeouts: int = 1
     """Turns that end because no one used them in time."""
 
@@ -114,7 +114,7 @@ class Append:
 
     @property
     def result(self) -> CommitResult | None:
-        """What the caller was told."""
+        """The caller's result."""
         return self.commit.result
 
     def extent(self) -> StagedExtent:
@@ -286,8 +286,8 @@ class Model:
         extents = world.extents()
         for append in world.appends:
             count = sum(each.ledger_id == append.ledger_id for each in extents)
-            told = append.result is not None
-            if count > 1 or (told and count != 1):
+            has_result = append.result is not None
+            if count > 1 or (has_result and count != 1):
                 return f"OnceEach: {append.commit.terms} is in the log {count} times"
         for ledger_id, count in world.ledgers.items():
             held = [each for each in extents if each.ledger_id == ledger_id]

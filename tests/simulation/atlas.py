@@ -32,7 +32,7 @@ class FaultAtlas:
     def damage(self, disk: MemoryDisk, storage: LedgerStorage) -> str:
         """Damage something that the bookie has acknowledged; return what, empty if nothing.
 
-        The last batch is spared until its MARK follows it: before that, damage cannot be told from
+        The last batch is spared until its MARK follows it: before that, damage looks like
         the torn write of a batch that was never acknowledged.
         """
         rng = self._rng

@@ -247,7 +247,7 @@ class SimClient:
         )
         self.tasks: dict[asyncio.Task[None], None] = {}
         self.parts: list[Closable] = []
-        """What else belongs to the process, and ends with it."""
+        """The other objects of the process, which end with it."""
         self.deaths: Deaths = Counter()
         """Where it is counted that it died at a request."""
 

@@ -1,6 +1,6 @@
 """Writers of logs in a run: they write, flush, truncate and leave in some way, or die at it.
 
-Two roles compete for the same logs, with the lock and sometimes without it.  What callers are told
+Two roles compete for the same logs, with the lock and sometimes without it.  What callers learn
 of each record goes to the checkers: its position, or that it was never sent.
 """
 

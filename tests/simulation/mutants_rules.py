@@ -32,7 +32,7 @@ def rules_that_deny_are_not_looked_at() -> Iterator[None]:
 
 @contextlib.contextmanager
 def rules_on_logs_are_for_everybody() -> Iterator[None]:
-    """Whom a rule on a log is for is not looked at."""
+    """The principal of a rule on a log is ignored."""
 
     def all_on_logs(self: Rules, principal: Principal) -> Iterator[Rule]:
         named = {EVERYBODY, str(principal)}

@@ -48,7 +48,7 @@ def padding_counts_as_written() -> Iterator[None]:
 
 @caught_by("bookie/test_real_disk.py::test_a_short_write_goes_on_aligned")
 def a_short_write_is_taken_for_a_whole_one() -> Iterator[None]:
-    """What a short write left is never written."""
+    """The rest of a short write is never written."""
 
     def once(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> None:
         os.pwritev(descriptor, buffers, offset, flags)

@@ -88,7 +88,7 @@ def writes_have_no_version() -> Iterator[None]:
 
 @caught_by(f"{_CONTRACT}::test_ephemeral_nodes_vanish_when_their_session_is_closed")
 def ephemeral_nodes_stay() -> Iterator[None]:
-    """What should die with its session lives for ever."""
+    """A node that should die with its session lives for ever."""
     create = ZooKeeperStore.create
 
     async def for_ever(self: ZooKeeperStore, path: str, value: bytes = b"", **how: Any) -> None:
@@ -107,7 +107,7 @@ def a_lost_write_is_sent_again() -> Iterator[None]:
 
 @caught_by(f"{_STORE}::test_a_read_is_sent_again")
 def a_lost_read_is_an_error() -> Iterator[None]:
-    """Every reconnection ends whoever was reading."""
+    """Every reconnection ends all readers."""
     with patch.object(Requests, "read", Requests.write):
         yield
 

@@ -135,7 +135,7 @@ def a_producer_that_begins_again_counts_as_having_written() -> Iterator[None]:
 
 @caught_by(_ONLY_WRITES)
 def a_producer_that_opens_a_stream_counts_as_having_written() -> Iterator[None]:
-    """Likewise with each stream."""
+    """The same with each stream."""
     continue_with = Producers.continue_with
 
     def renewing(self: Producers[Any], claim: Claim, *, now_ms: int) -> int:
@@ -207,7 +207,7 @@ def the_silence_of_an_idle_stream_counts() -> Iterator[None]:
 
 @caught_by(_OWNED("who_begins_is_told_where_it_goes_on_once_that_is_durable"))
 def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
-    """What is on its way before it may be lost, and then there is a gap."""
+    """Earlier records on their way may be lost, and then there is a gap."""
     begin = OwnedLog.begin
 
     async def early(self: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
@@ -239,7 +239,7 @@ def incarnations_of_two_proxies_have_the_same_token() -> Iterator[None]:
     "test_an_incarnation_that_counts_nothing_goes_on_behind_what_it_wrote"
 )
 def each_stream_of_an_incarnation_counts_from_its_base() -> Iterator[None]:
-    """What it sends on a second one counts as sent again, and is acknowledged and not written."""
+    """Messages on a second stream count as sent again: acknowledged and not written."""
     handle = ProducerServer.handle
 
     def anew(self: ProducerServer, event: Event) -> Sequence[Effect]:
@@ -257,7 +257,7 @@ def each_stream_of_an_incarnation_counts_from_its_base() -> Iterator[None]:
 
 @caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
 def a_late_failure_ends_the_next_life_of_a_log() -> Iterator[None]:
-    """What a writer tells that is gone is taken for news of the log's writer by now."""
+    """A report of a former writer is taken for one of the log's writer by now."""
     lost = LogOwner.lost
 
     def by_name(self: LogOwner, name: str, log: OwnedLog, error: DLError) -> None:
@@ -269,7 +269,7 @@ def a_late_failure_ends_the_next_life_of_a_log() -> Iterator[None]:
 
 @caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
 def a_late_wish_ends_the_next_life_of_a_log() -> Iterator[None]:
-    """Somebody who waited for the lock has it, and the proxy lets go of it once more."""
+    """A writer that waited for the lock has it, and the proxy releases it once more."""
     wanted = LogOwner._wanted
 
     def by_name(self: LogOwner, name: str, log: OwnedLog, who: str) -> None:

@@ -100,7 +100,7 @@ def forks_are_not_looked_for() -> Iterator[None]:
 
 @caught_by(f"{_PURGE}::test_copies_of_earlier_merges_and_tiers_go_too")
 def ledgers_of_earlier_merges_stay() -> Iterator[None]:
-    """What a merge has just left is deleted after its grace, long after the answer."""
+    """Ledgers that a merge has just replaced are deleted after its grace, long after the answer."""
     with patch.object(Purger, "_merged_of_log", _nothing):
         yield
 

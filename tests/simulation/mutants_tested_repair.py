@@ -105,7 +105,7 @@ def who_joins_undoes_what_changed_meanwhile() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_joining.py::test_bookies_that_come_back_join")
 def bookies_that_come_back_are_not_noticed() -> Iterator[None]:
-    """What began small stays so until the next audit, minutes later."""
+    """A ledger that began small stays so until the next audit, minutes later."""
     with patch.object(Shortage, "has_eased", lambda *_: False):
         yield
 

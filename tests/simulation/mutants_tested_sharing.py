@@ -44,7 +44,7 @@ def reads_take_what_is_not_free() -> Iterator[None]:
 
 @caught_by(_BUDGET("who_waits_gets_its_turn"))
 def small_reads_overtake_large_ones() -> Iterator[None]:
-    """What fits into what is free is taken, whoever waits: a large entry may never be read."""
+    """An entry that fits is taken, whichever waits: a large entry may never be read."""
     wait = ReadBudget.take
 
     async def take(self: ReadBudget, size: int) -> None:
@@ -85,7 +85,7 @@ def a_chunk_is_as_large_as_it_is_wanted() -> Iterator[None]:
 
 @caught_by(_TURNS)
 def all_connections_wait_in_one_queue() -> Iterator[None]:
-    """Who asks for little waits for all those who always have more."""
+    """A client that asks for little waits for all those that always have more."""
     wait = Turns._wait
 
     def behind(self: Turns, _: deque[Taker], taker: Taker) -> None:

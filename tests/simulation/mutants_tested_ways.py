@@ -34,7 +34,7 @@ _BATCHES = "dlcore/log/test_two_ways.py::test_batches_are_their_records_one_by_o
 
 @caught_by(_RUNS)
 def runs_leave_the_lac_behind() -> Iterator[None]:
-    """What an entry says of those before it counts only if the entry comes alone."""
+    """The header of an entry about earlier ones counts only if the entry comes alone."""
     add_run = Writes.add_run
 
     def careless(self: Writes, run: FrameRun) -> asyncio.Future[None] | None:

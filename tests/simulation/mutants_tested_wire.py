@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @caught_by("dlcore/wire/test_ends.py::test_a_big_payload_is_received_in_place")
 def a_short_read_is_taken_for_a_frame() -> Iterator[None]:
-    """What one read brought of a payload is the payload."""
+    """The first received part of a payload is taken for all of it."""
 
     def take_partial(self: Assembly) -> Frame | None:
         partial = self._partial
@@ -88,7 +88,7 @@ def many_entries_are_sent_unread() -> Iterator[None]:
 
 @caught_by("dlcore/ledger/test_digest.py::test_frames_cut_in_the_wrong_places_are_found")
 def one_checksum_stands_for_all_frames() -> Iterator[None]:
-    """Whose the entries are, and where each ends, is not looked at when their sum is right."""
+    """The ledger and the ends of entries are ignored when their sum is right."""
 
     def headers(run: FrameRun, *_: Any) -> NDArray[Any] | None:
         if crc32c.crc32c(run.payload):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def answers_go_to_the_wrong_request() -> Iterator[None]:
-    """What is durable is taken to be what was sent last."""
+    """The last sent entry is taken for durable."""
 
     def store(self: ClientEnd[Any, Any], request_ids: Sequence[int]) -> Stored[Any]:
         return Stored([self.writes.popitem()[1] for _ in request_ids if self.writes])
@@ -85,7 +85,7 @@ def half_open_connections_are_not_noticed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_lost_connection_is_a_no() -> Iterator[None]:
-    """What was not answered when the connection broke is not held."""
+    """Entries unanswered when the connection broke count as not held."""
 
     def end_all(self: ClientSession[Any], error: DLError) -> list[Effect[Any]]:
         denied = NoSuchEntryError("the connection broke")

@@ -56,7 +56,7 @@ def test_errors_pass_both_ways() -> None:
 
 
 def test_a_cancelled_call_kills_its_thread() -> None:
-    """What it asks for on its way out is not carried out, and no thread is left."""
+    """Its calls on the way out are not performed, and no thread is left."""
     carried_out = []
 
     async def carry_out() -> None:

@@ -231,7 +231,7 @@ def test_failed_attempts_leave_nothing(spark: SparkSession, logs: LogBench, tmp_
     assert {path.name for path in tmp_path.glob("?-?")} == {"0-0", "0-1", "1-0", "1-1"}
     identity = f"write:{(tmp_path / 'token').read_text()}"
     wait_until(lambda: not list_staged(logs.uri, identity)[0], timeout_s=TIDY_S)
-    # Nobody will ask, so nothing is kept.
+    # No one will ask: nothing is kept.
     wait_until(lambda: committed_version(logs.uri, identity) is None, timeout_s=TIDY_S)
     assert logs.payloads(log) == as_bytes(600)
 

@@ -216,7 +216,7 @@ def test_a_batch_that_comes_again_is_left_out(
 
 
 def test_of_two_jobs_one_merges(tmp_path: Path) -> None:
-    """Of two merges beside each other that go on from the same change the second is refused."""
+    """The second of two concurrent merges that go on from the same change is refused."""
     folder = str(tmp_path)
     row = pa.table({"id": [1]})
     DeltaTable.create(folder, row.schema)

@@ -1,4 +1,4 @@
-"""Spark reads and writes through proxies alone: it is told of no ZooKeeper, and of no bookie.
+"""Spark reads and writes through proxies alone: it knows no ZooKeeper, and no bookie.
 
 One test runs it where it could not reach them either.
 """
@@ -219,7 +219,7 @@ def test_a_stream_is_written_through_proxies_that_die(
     assert [int(bytes(each)) for each in table["value"].to_pylist()] == list(range(1100))
 
 
-@pytest.mark.prove  # the tests above show that nothing but the endpoint is told
+@pytest.mark.prove  # the tests above show that only the endpoint is known
 def test_spark_where_proxies_alone_can_be_reached(
     sandbox: Sandbox, proxy: ProxyProcess, logs: Logs, tmp_path: Path
 ) -> None:

@@ -123,7 +123,7 @@ def test_times_of_day_where_spark_is_told_to_have_them(typed: Typed, tmp_path: P
 
 
 def test_metadata_and_columns(typed: Typed) -> None:
-    """What the log says of its records is there on request, and finds records by filters."""
+    """The log's metadata of its records is there on request, and finds records by filters."""
     frame = typed.spark.range(0, 30, 1, 3).selectExpr("id", "id + 1000 as _txid", "'x' as txid")
     typed.save(frame)
     typed.save(frame.selectExpr("id + 30 as id", "_txid + 30 as _txid"))

@@ -151,7 +151,7 @@ def test_typed_logs(typed: DistributedLogManager, logs: LogBench, endpoint: str)
 
 
 def test_frames(log: DistributedLogManager, logs: LogBench) -> None:
-    """Of pandas, Polars and DuckDB: the same names, and parts of a position by theirs."""
+    """Columns of pandas, Polars and DuckDB: the same names, and parts of a position by theirs."""
     names = byte_row_schema().names
     pandas, polars = log.read().to_pandas(), log.read().to_polars()
     with duckdb.connect() as connection:

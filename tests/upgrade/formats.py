@@ -79,12 +79,12 @@ def _append_rows(log: DistributedLogManager, columns: dict[str, list[Any]]) -> N
 
 def tell(namespace: Namespace) -> dict[str, Any]:
     """Return what the namespace holds, as JSON has it."""
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "logs": {name: _tell_log(namespace, name) for name in namespace.get_logs()},
         "rules": namespace.get_access_rules(),
         "commits": [[each.identity, each.version] for each in namespace.list_commits()],
     }
-    return json.loads(json.dumps(told, default=str))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(facts, default=str))  # type: ignore[no-any-return]
 
 
 def _tell_log(namespace: Namespace, name: str) -> dict[str, Any]:

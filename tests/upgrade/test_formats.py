@@ -43,14 +43,14 @@ def found(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Mixe
 @pytest.mark.parametrize("found", RELEASES, indirect=True)
 def test_what_a_release_stored_is_read(found: tuple[Mixed, dict[str, Any]], tmp_path: Path) -> None:
     """Logs of every kind, with positions, settings and the rest; and they can be written to."""
-    cluster, told = found
+    cluster, facts = found
     keys = tmp_path / "keys"
     keys.touch(mode=0o600)
     keys.write_text(KEY_LINE)
     with open_namespace(cluster.uri, encryption_keys=str(keys)) as namespace:
-        assert tell(namespace) == told
-        assert len(told["logs"]) == 7
-        for name, before in told["logs"].items():
+        assert tell(namespace) == facts
+        assert len(facts["logs"]) == 7
+        for name, before in facts["logs"].items():
             if before["ended"]:
                 continue
             with namespace.open_log(name) as log, log.open_writer() as writer:
@@ -91,13 +91,13 @@ def test_the_offsets_of_a_release_are_read(release: str) -> None:
 def test_a_query_goes_on_from_the_checkpoint_of_a_release(
     found: tuple[Mixed, dict[str, Any]],
 ) -> None:
-    """What it copied before is not copied again, and what is new is."""
-    cluster, told = found
+    """Rows copied before are not copied again, and new ones are."""
+    cluster, facts = found
     with open_namespace(cluster.uri) as namespace:
         with namespace.open_log("renamed") as log, log.open_writer() as writer:
             writer.write(LogRecord(writer.last_txid + 1, b"one more"))
         assert cluster.job("renamed", "copy").start(NOW).ended().endswith("at 1\n")
         with namespace.open_log("copy") as log:
             values = log.read().to_pandas()["value"].tolist()
-    before = [row["value"] for row in told["logs"]["copy"]["rows"]]
+    before = [row["value"] for row in facts["logs"]["copy"]["rows"]]
     assert [*map(str, values)] == [*before, "b'one more'"]

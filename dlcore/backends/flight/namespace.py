@@ -117,7 +117,7 @@ class FlightNamespace(Namespace):
     async def get_schemas(
         self, names: Sequence[str], *, for_write: bool = False
     ) -> dict[str, pa.Schema | None]:
-        targets = await planning.get_targets(self._calls, names)
+        targets = await planning.get_targets(self._calls, names, for_write=for_write)
         if for_write:
             return schemas_to_write(targets)
         return {name: target.schema for name, target in targets.items()}

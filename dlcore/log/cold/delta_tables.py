@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError, ObjectStoreError, TableError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.log.cold.delta_format import (
     COLUMNS_OF_FILES,
@@ -175,9 +175,19 @@ class DeltaTables:
         """Return the position of a version.
 
         Raises:
-            ObjectStoreError: there is no such version, or it is too old.
+            TableError: there is no such version, or it is too old.
+            ObjectStoreError: it cannot be read now.
         """
-        return await asyncio.to_thread(self._position_at, version)
+        try:
+            return await asyncio.to_thread(self._position_at, version)
+        except ObjectStoreError as error:
+            oldest, seen = await self._oldest(), await self.look()
+            if seen is not None and not oldest <= version <= seen.version:
+                raise TableError(
+                    f"version {version} of the table in {self.url}: expected one from {oldest}, "
+                    f"the oldest that is left, to {seen.version}"
+                ) from error
+            raise
 
     def _position_at(self, version: int) -> Place | None:
         module = _library(self.url)

@@ -194,12 +194,16 @@ class IcebergTables:
         """Return the position of the snapshot with an id; None if it has none.
 
         Raises:
-            ObjectStoreError: there is no such snapshot any more.
+            TableError: there is no such snapshot, or not any more.
+            ObjectStoreError: the table cannot be read now.
         """
         table = await self._load()
         found = None if table is None else table.metadata.snapshot_by_id(version)
         if found is None:
-            raise ObjectStoreError(f"the table in {self.url} has no snapshot {version} any more")
+            raise TableError(
+                f"version {version} of the table in {self.url}: expected the id of one of its "
+                "snapshots; those that expired are gone"
+            )
         return position_of(_snapshot(found), self._app_id)
 
     async def version_with(self, place: Place) -> int:

@@ -235,7 +235,7 @@ class PlannedClients(ScanClients):
         self._namespace = namespace
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
-        """Return a client that reaches nobody."""
+        """Return a client that reaches no server."""
         return LedgerClient(
             ledger_store=None,
             registry=None,
@@ -543,7 +543,7 @@ def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() ->
 
 
 def test_statistics_tell_what_was_done_and_what_is_held() -> None:
-    """Of closed writers too; what is not acknowledged is pending; a lost session is counted."""
+    """Closed writers count, too; unacknowledged records are pending; a lost session is counted."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         nothing = namespace.get_statistics()

@@ -1,7 +1,7 @@
 """Renaming logs: one step for everybody, and never under a writer.
 
 Goal: a log has exactly one name, which leads to all of it, whatever happens meanwhile; who has it
-open under another name goes on or is told.  Method: a cluster in memory, faults on demand.
+open under another name goes on or gets an error.  Method: a cluster in memory, faults on demand.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         proxy = await (await cluster.open("grpc://proxy:1")).open_log(log.name)
-        told = r"owned by grpc://proxy:1 since \S+Z, a proxy: reach the log through it .* idle"
+        reason = r"owned by grpc://proxy:1 since \S+Z, a proxy: reach the log through it .* idle"
         async with await proxy.open_writer():
-            with pytest.raises(OwnershipAcquireFailedError, match=told):
+            with pytest.raises(OwnershipAcquireFailedError, match=reason):
                 await cluster.namespaces[0].rename_log("clicks", "visits")
-            with pytest.raises(OwnershipAcquireFailedError, match=told):
+            with pytest.raises(OwnershipAcquireFailedError, match=reason):
                 await log.open_writer()
 
     on_log(body)
@@ -180,7 +180,7 @@ def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
 
 
 def test_a_staged_append_meets_a_rename() -> None:
-    """What was staged for the log enters it under its new name, once."""
+    """Records staged for the log enter it under its new name, once."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -216,7 +216,7 @@ def test_an_append_is_repeated_after_a_rename(*, applied: bool) -> None:
 
 
 def test_a_repetition_to_another_log_of_the_old_name_is_refused() -> None:
-    """What was committed is in the log that was called so: it is not taken for done in this one."""
+    """The committed records are in the log of that name then, and do not count for this one."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]

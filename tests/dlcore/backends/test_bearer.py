@@ -113,7 +113,7 @@ def test_a_namespace_that_is_opened_directly_takes_no_token() -> None:
 
 
 def settings(path: Path, issuer: Issuer) -> dict[str, Any]:
-    """Return the settings of a proxy that takes tokens of the issuer, and nobody else."""
+    """Return the settings of a proxy that takes tokens of the issuer, and no others."""
     (path / "keys.json").write_bytes(issuer.key_set())
     return {
         "token_issuer": ISSUER,
@@ -174,7 +174,7 @@ def test_streams_go_on_with_new_tokens(
 
 
 def test_a_token_that_stays_wrong_is_told_at_once(tmp_path: Path) -> None:
-    """Also by a stream; nobody waits for as long as for a proxy that is gone."""
+    """Also by a stream; no call waits for as long as for a proxy that is gone."""
     issuer = Issuer()
     wrong = Issuer().token()
 

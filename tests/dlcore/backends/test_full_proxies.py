@@ -35,7 +35,7 @@ def test_another_proxy_is_asked() -> None:
 
 
 def test_one_that_is_alone_is_asked_again() -> None:
-    """Until there is room, or for as long as the client is patient; that is told."""
+    """Until there is room, or for as long as the client is patient, which is logged."""
 
     async def scenario(served: Proxies) -> None:
         full = await served.start(calls_max=1)

@@ -135,7 +135,7 @@ def test_who_is_refused_for_a_writer_here_tries_again(monkeypatch: pytest.Monkey
 
 
 def test_another_log_of_the_name_is_left_alone() -> None:
-    """Which somebody made after the first attempt, and before the second."""
+    """Another client made it after the first attempt, and before the second."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -192,14 +192,14 @@ def test_who_means_another_log_of_the_name_takes_it_from_nobody() -> None:
             assert (await client.act("logs"))["logs"] == ["clicks"]
         await stream.send(b"x")
         await stream.acked(1)
-        await stream.told_all()
+        await stream.last_reply()
 
     with_proxies("clicks")(scenario)
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_a_writer_that_could_not_seal_tries_again(*, is_sealed: bool) -> None:
-    """What it wrote is there; whether the log is sealed nobody told."""
+    """Its records are there; no answer said whether the log is sealed."""
     perform = Actions.perform
 
     async def fail(self: Actions, name: str, body: bytes, entry: Pass) -> bytes:

@@ -48,7 +48,7 @@ def test_many_logs_are_one_sequence() -> None:
 
 
 def test_what_cannot_be_merged() -> None:
-    """It is told as the core tells it."""
+    """It is reported as by the core."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()

@@ -98,7 +98,7 @@ def test_who_gives_up_and_stages_again_stages_all(
 
 
 def test_what_is_too_large_is_told_until_it_is_discarded() -> None:
-    """What came before it is not staged without it."""
+    """Earlier records are not staged without it."""
 
     async def scenario(served: Proxies, namespace: FlightNamespace) -> None:
         writer = await written(namespace, "a")
@@ -115,7 +115,7 @@ def test_what_is_too_large_is_told_until_it_is_discarded() -> None:
 
 
 def test_what_is_not_kept_is_lost_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And that is told, where a write of much was given up halfway."""
+    """A large write that was given up halfway is reported, too."""
     monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 0)
 
     async def scenario(served: Proxies, namespace: FlightNamespace) -> None:

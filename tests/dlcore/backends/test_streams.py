@@ -158,7 +158,7 @@ def test_a_writer_that_cannot_be_opened_leaves_nothing(
 
 
 def test_streams_are_files() -> None:
-    """What Python does with files it does with them; they say where they are."""
+    """Python uses them like files; they say where they are."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()

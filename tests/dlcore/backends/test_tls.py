@@ -123,17 +123,17 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
         async with grpc.aio.secure_channel(asked.address, credentials) as channel:
             first, second = (put(Client(channel)) for _ in range(2))
             await first.begin("clicks")
-            assert "ready" in (await first.told() or {})
+            assert "ready" in (await first.next_reply() or {})
             await first.send(b"a")
             await first.acked(1)
             await second.begin("clicks")
-            assert await second.told() is None
+            assert await second.next_reply() is None
             code, message, _ = await second.status()
             assert (code, "certificate:client has 1 streams" in message) == (
                 "RESOURCE_EXHAUSTED",
                 True,
             )
-            await first.told_all()
+            await first.last_reply()
         assert [each.payload for each in await records(served)] == [b"a"]
         for server in served.servers:
             assert server.reads._membership.presence.secret not in caplog.text
@@ -143,7 +143,7 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
 
 
 @pytest.mark.parametrize(
-    ("serves", "asks", "scheme", "told"),
+    ("serves", "asks", "scheme", "reason"),
     [
         ("proxy", "without", "grpc+tls", "it lets nobody in without a certificate: expected a"),
         ("proxy", "stranger", "grpc+tls", "it lets nobody in with cert='.*stranger.pem': expected"),
@@ -181,14 +181,14 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
     ],
 )
 def test_what_is_wrong_is_told_at_once(
-    serves: str | None, asks: str | None, scheme: str, told: str, files: Files
+    serves: str | None, asks: str | None, scheme: str, reason: str, files: Files
 ) -> None:
     """With where, and what would be right: for a call, a writer, and a staged append."""
 
     async def scenario(served: Proxies) -> None:
         await served.start(**serving(getattr(files, serves)) if serves else {})
         endpoint = f"{scheme}://{served.servers[0].address}"
-        text = rf"the proxy at {endpoint.replace('+', '.')}: .*{told}"
+        text = rf"the proxy at {endpoint.replace('+', '.')}: .*{reason}"
         tls = getattr(files, asks) if asks else None
         async with asyncio.timeout(20), opened(endpoint, tls, patience_s=60) as namespace:
             with pytest.raises(ConfigurationError, match=text):
@@ -217,7 +217,7 @@ def test_a_proxy_refuses_an_older_tls(files: Files) -> None:
 def test_files_that_change_are_for_new_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the proxy and of its client at once; an open stream goes on over the old connection."""
+    """Proxy and client get new files; an open stream goes on over the old connection."""
     monkeypatch.setattr(tls_in_use, "LOOK_S", 0.0)
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     at_proxy, at_client = old.issue("proxy"), old.issue("client")
@@ -242,8 +242,8 @@ def test_files_that_change_are_for_new_connections(
             await until(lambda: first.get_state() is grpc.ChannelConnectivity.SHUTDOWN)
         async with opened(server.location, new.issue("other")) as namespace:
             assert await namespace.get_logs() == ["clicks"]
-            told = await act(namespace._calls, actions.HEALTH, NoRequest())
-        assert told.expires_at_ms == TlsInUse(at_proxy).expires_at_ms
+            reply = await act(namespace._calls, actions.HEALTH, NoRequest())
+        assert reply.expires_at_ms == TlsInUse(at_proxy).expires_at_ms
         assert [each.payload for each in await records(served)] == [b"before", b"after"]
 
     with_proxies("clicks")(scenario)

@@ -135,12 +135,12 @@ def test_what_the_proxy_refuses_ends_the_writer() -> None:
             await writer.flush()
         await writer.wait_for_capacity()
         await writer.aclose()
-        untold = await log.open_writer()
-        await untold.submit_batch(pa.record_batch({"speed": [1]}))
-        await untold.wait_for_capacity()
-        await asyncio.wait([untold._task])
+        failed = await log.open_writer()
+        await failed.submit_batch(pa.record_batch({"speed": [1]}))
+        await failed.wait_for_capacity()
+        await asyncio.wait([failed._task])
         with pytest.raises(WriteError, match="is a byte log"):
-            await untold.aclose()
+            await failed.aclose()
         gone = FlightLog(log._calls, LogKey(name="none", log_id="1"))
         with pytest.raises(LogNotFoundError):
             await gone.open_writer()
@@ -200,7 +200,7 @@ def test_a_log_moves_under_its_writer() -> None:
 
 
 def test_a_session_is_lost_under_a_writer() -> None:
-    """What was in flight is sent again, and written once."""
+    """Records in flight are sent again, and written once."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -250,7 +250,7 @@ def test_a_silent_proxy_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_answers() -> None:
-    """That is told after the time that one is willing to wait."""
+    """That is reported after the time that one is willing to wait."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -348,10 +348,13 @@ def test_columns_that_cannot_be_null() -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
         lacking = pa.record_batch({"to": ["Oslo"]})
-        for batch, told in ((null, "is null in some rows"), (lacking, "int32 not null is missing")):
+        for batch, reason in (
+            (null, "is null in some rows"),
+            (lacking, "int32 not null is missing"),
+        ):
             staging = await namespace.open_staging_writer(identity="job")
             await staging.write_batch("trips", batch)
-            with pytest.raises(SchemaMismatchError, match=f"column km {told}"):
+            with pytest.raises(SchemaMismatchError, match=f"column km {reason}"):
                 await staging.stage()
             await staging.aclose(delete=True)
         async with await log.open_reader() as reader:

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits: none is lost, none fails in silence."""
+"""Tasks that no caller awaits: none is lost, none fails in silence."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
             await task
         assert "counting sheep failed" in caplog.text
         assert "ZeroDivisionError: planted" in caplog.text
-        told: list[BaseException] = []
-        owner = BackgroundTasks(told.append)
+        reported: list[BaseException] = []
+        owner = BackgroundTasks(reported.append)
         owner.start(_fail())
         await owner.finish()
-        assert [str(each) for each in told] == ["planted"]
+        assert [str(each) for each in reported] == ["planted"]
         caplog.clear()
         with caplog.at_level(logging.INFO), pytest.raises(ZeroDivisionError):
             await BackgroundTasks(reported_to_callers).start(_fail())
@@ -68,7 +68,7 @@ def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
 
 
 def test_closing_cancels_and_awaits_all_also_those_that_are_started_meanwhile() -> None:
-    """What is closed twice, or was never used, closes too."""
+    """Closing twice, or without a use, works too."""
 
     async def scenario() -> None:
         started: list[int] = []
@@ -130,7 +130,7 @@ def test_a_defect_of_one_job_keeps_no_other_from_being_tidied(
 def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A job that never ends holds up others for a time, and nobody for ever."""
+    """A job that never ends holds up others for a time, and not for ever."""
     monkeypatch.setattr(tidying, "_JOBS_MAX", 2)
     monkeypatch.setattr(tidying, "_PATIENCE_S", 0.01)
 
@@ -174,7 +174,7 @@ def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-        alone.set_exception(ValueError("nobody waits"))
+        alone.set_exception(ValueError("no caller waits"))
         await asyncio.sleep(0)
         del alone, shared, first, second, waiting
         gc.collect()
@@ -332,15 +332,15 @@ def test_all_end_before_the_first_error_is_raised(caplog: pytest.LogCaptureFixtu
         with pytest.raises(ValueError, match="the first"):
             await all_of(work(4), work(5, ValueError("the first")), work(6, KeyError("late")))
         assert done == [3, 2, 1, 6, 5, 4]
-        (told,) = caplog.messages
-        assert told.startswith("beside the error that is raised: KeyError: 'late'; ")
+        (logged,) = caplog.messages
+        assert logged.startswith("beside the error that is raised: KeyError: 'late'; ")
 
     run(scenario())
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_together_leaves_nothing_running(is_cancelled: bool) -> None:
-    """If one fails, or the caller is cancelled, the others have ended when this is told."""
+    """If one fails, or the caller is cancelled, the others have ended when this is raised."""
 
     async def scenario() -> None:
         started: list[int] = []

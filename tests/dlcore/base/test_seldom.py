@@ -1,4 +1,4 @@
-"""Logs that nobody can fill."""
+"""Logs that no client can fill."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_the_reasons_of_refused_certificates_are_counted(caplog: pytest.LogCaptu
     """Each reason once in a minute, and how many more there were."""
     error = ssl.SSLError(1, "[SSL: PEER_DID_NOT_RETURN_A_CERTIFICATE]")
     error.reason = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
-    told = Seldom(1)
+    seldom = Seldom(1)
     for now_s in (0.0, 1.0, 2.0, PERIOD_S):
-        tls_refusals._log(error, told, now_s=now_s)
+        tls_refusals._log(error, seldom, now_s=now_s)
     assert [each.getMessage()[:60] for each in caplog.records] == [
         "a client without a certificate is not let in: expected one s",
         "2 more like this were left out: a client without a certifica",

@@ -30,7 +30,7 @@ NAME = r"/memfd:dlog bookie b\n1xxx"
 
 
 def test_settings_and_stacks_are_told() -> None:
-    """Of a program that hangs, and goes on after the signal."""
+    """The program hangs, and goes on after the signal."""
     command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -111,24 +111,24 @@ def test_a_name_is_given_to_what_is_synced_and_is_synced_then(
     done: list[str] = []
     sync, link, rename = os.fsync, Path.hardlink_to, Path.rename
 
-    def told_sync(descriptor: int) -> None:
+    def noted_sync(descriptor: int) -> None:
         done.append("sync of " + Path(f"/proc/self/fd/{descriptor}").readlink().suffix)
         sync(descriptor)
 
-    def told_link(new: Path, old: Path) -> None:
+    def noted_link(new: Path, old: Path) -> None:
         done.append("name")
         link(new, old)
 
     def no_link(_new: Path, _old: Path) -> None:
         raise PermissionError(errno.EPERM, "no hard links here")
 
-    def told_rename(old: Path, new: Path) -> Path:
+    def noted_rename(old: Path, new: Path) -> Path:
         done.append("name")
         return rename(old, new)
 
-    monkeypatch.setattr(os, "fsync", told_sync)
-    for method, told in (("hardlink_to", told_link), ("rename", told_rename)):
-        monkeypatch.setattr(Path, method, told)
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    for method, reason in (("hardlink_to", noted_link), ("rename", noted_rename)):
+        monkeypatch.setattr(Path, method, reason)
         folder = tmp_path / f"{method}.folder"
         folder.mkdir()
         with whole_file(folder / "new") as file:

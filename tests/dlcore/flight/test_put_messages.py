@@ -126,7 +126,7 @@ def test_compressed_batches_are_refused() -> None:
 
 
 def test_rows_without_bytes_are_counted() -> None:
-    """Structs without fields have as many as somebody says."""
+    """Structs without fields have as many rows as the message says."""
     schema = pa.schema([("nothing", pa.struct([]))])
     column = pa.StructArray.from_buffers(schema.field(0).type, ROWS_MAX + 1, [None], children=[])
     batch = pa.RecordBatch.from_arrays([column], schema=schema)
@@ -238,7 +238,7 @@ HEADER, BESIDE, BODY = b"\x12\x02hh", b"\x1a\x01{", b"\xc2\x3e\x03abc"
         (BODY + HEADER + BESIDE, b"abc"),
         (HEADER + b"\xc2\x3e\x01x" + BESIDE + BODY, b"abc"),  # the last one counts
         (HEADER + BESIDE, b""),
-        (b"\x20\x07" + HEADER + BESIDE + BODY, b"abc"),  # a number that nobody knows
+        (b"\x20\x07" + HEADER + BESIDE + BODY, b"abc"),  # an unknown number
         (HEADER + BESIDE * 9 + BODY, b"abc"),
         (b"\xc2\xbe\x80\x80\x00\x00" + HEADER + BESIDE, b""),  # a long way to say a thousand
     ],

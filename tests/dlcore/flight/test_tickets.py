@@ -1,4 +1,4 @@
-"""Tickets: what clients may write, and what they are told of what they may not."""
+"""Tickets: what clients may write, and the errors for all else."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_an_entry_stays_until_its_whole_write_set_answered() -> None:
 
 
 def test_an_entry_is_stuck_without_positions_that_failed() -> None:
-    """What a failed bookie may still answer is no hope."""
+    """A possible answer of a failed bookie is no hope."""
     window = window_of()
     add = window.append([b"x"])
     add.send(window.positions(0), MEMBERS, {})

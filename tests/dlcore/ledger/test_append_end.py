@@ -136,7 +136,7 @@ def test_a_failed_writer_is_closed_by_a_recovery() -> None:
 
 
 def test_a_writer_that_is_given_up_while_it_closes_answers_its_caller() -> None:
-    """Nobody waits for an answer that nobody gives."""
+    """No caller waits for an answer that no bookie gives."""
     error = LedgerClosedError("abandoned")
     bench, _ = storing_bench()
     assert bench.handle(Fail(error)) == [FailAdds(error), CloseEnded(error)]

@@ -104,7 +104,7 @@ def test_what_two_bookies_tell_is_no_claim() -> None:
 
 
 async def ledger_of_ten(cluster: Cluster, quorum: QuorumConfig) -> LedgerWriter:
-    """Return a ledger of ten entries whose writer lives, and has told its LAC."""
+    """Return a ledger of ten entries whose writer lives, and has published its LAC."""
     writer = await cluster.client.create_ledger(quorum)
     await write(writer, 10)
     await writer.publish_lac()

@@ -278,7 +278,7 @@ def test_bookies_that_fail_are_followed_in_turn_with_pauses_that_grow() -> None:
 
 
 def test_silence_makes_it_ask_all_members() -> None:
-    """Soon at first, then after a second; not while the caller works, or nobody is followed."""
+    """Soon at first, then after a second; not while the caller works, or no bookie is followed."""
     bench = waiting()
     assert bench.tick(0.0) == [TickAt(0.02)]
     assert bench.tick(0.02) == [TickAt(1.02), AskMembers(bookies("ABC"))]
@@ -381,7 +381,7 @@ def test_if_all_sent_false_ones_all_are_followed_again() -> None:
 
 
 def test_a_false_lac_of_nobody_is_nobodys_fault() -> None:
-    """A read of the caller found it, so nobody is left out."""
+    """A read of the caller found it: no bookie is left out."""
     bench = waiting()
     assert bench.handle(EndFound(3)) == [ReadRange(0, 3)]
     bench.handle(ReadFailed(LOST))
@@ -389,7 +389,7 @@ def test_a_false_lac_of_nobody_is_nobodys_fault() -> None:
 
 
 def test_an_entry_below_a_true_lac_is_lost() -> None:
-    """So is one of a closed ledger; another error says nothing about the LAC."""
+    """One of a closed ledger ends it as well; another error says nothing about the LAC."""
     bench = waiting()
     bench.push(lac=0)
     assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, -1, 0)]

@@ -86,7 +86,7 @@ def test_another_process_starts_with_a_clean_record() -> None:
 
 
 def test_a_single_failure_gives_a_rest() -> None:
-    """Nobody takes it at once again; after a while it is as good as any."""
+    """No writer takes it at once again; after a while it is as good as any."""
     conduct = conduct_of()
     conduct.note_failure(A, 5)
     assert conduct.is_resting(A, 5 + REST_S - 1)

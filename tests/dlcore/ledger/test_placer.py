@@ -192,7 +192,7 @@ def test_readers_ask_a_suspect_last() -> None:
 
 
 def test_a_client_without_a_metadata_store_chooses_no_bookie() -> None:
-    """It has ledgers to read, and says so; and nobody chooses a bookie that is read-only."""
+    """It has ledgers to read, and says so; and no writer chooses a bookie that is read-only."""
 
     async def scenario(cluster: Cluster) -> None:
         client = LedgerClient(

@@ -1,4 +1,4 @@
-"""Goal: a read that begins after an acknowledgement sees it, whatever bookies were told by then.
+"""Goal: a read that begins after an acknowledgement sees it, whatever bookies know by then.
 
 Method: the writer tells no LAC by itself, as if it died, or were slow, right after each answer.
 """
@@ -161,7 +161,7 @@ def _in_state(metadata: LedgerMetadata, state: LedgerState) -> LedgerMetadata:
 
 
 def test_a_follower_gets_what_was_acknowledged_by_a_writer_that_died() -> None:
-    """Nobody will ever tell its bookies."""
+    """No writer will ever send it to its bookies."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -196,7 +196,7 @@ def test_a_follower_is_told_where_a_read_found_the_end() -> None:
         assert bytes(step.frames[-1].body) == bodies(2, 2)[0]
         reader.note_end(1)  # it knows
         await steps.aclose()
-        reader.note_end(9)  # nobody follows
+        reader.note_end(9)  # there is no follower
         await writer.abandon()
 
     run(scenario)

@@ -232,10 +232,10 @@ def test_bookies_tell_the_lac_while_the_metadata_is_read() -> None:
         await writer.publish_lac()
         reader = await cluster.client.open_ledger(writer.ledger_id)
         members = [cluster.member(writer, position) for position in range(3)]
-        refresh, told = reader.refresh, asyncio.Event()
+        refresh, arrived = reader.refresh, asyncio.Event()
 
         async def late(*, fresh: bool = False) -> LedgerMetadata:
-            await told.wait()
+            await arrived.wait()
             return await refresh(fresh=fresh)
 
         reader.refresh = late  # type: ignore[method-assign]
@@ -248,7 +248,7 @@ def test_bookies_tell_the_lac_while_the_metadata_is_read() -> None:
         await asyncio.sleep(1)
         assert cluster.member(writer, 0) is not members[0]
         await writer.publish_lac()
-        told.set()
+        arrived.set()
         assert await reading == 1
         await writer.abandon()
 
@@ -378,7 +378,7 @@ def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is read once it is confirmed, though it was pushed before."""
-    follow, told = MemoryBookieClient.follow, [-1]
+    follow, arrived = MemoryBookieClient.follow, [-1]
 
     async def hasty(
         self: MemoryBookieClient,
@@ -391,8 +391,8 @@ def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
         async for update in follow(
             self, bookie, ledger_id=ledger_id, first_entry_id=first_entry_id
         ):
-            told.append(max(update.last_add_confirmed - 1, -1))
-            yield update._replace(last_add_confirmed=told[-1])
+            arrived.append(max(update.last_add_confirmed - 1, -1))
+            yield update._replace(last_add_confirmed=arrived[-1])
 
     monkeypatch.setattr(MemoryBookieClient, "follow", hasty)
 
@@ -402,11 +402,11 @@ def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
         got: list[bytes] = []
 
         def takes(entry_id: int) -> bool:
-            assert entry_id <= told[-1]
+            assert entry_id <= arrived[-1]
             return True
 
         follower = asyncio.create_task(follow_all(reader, 0, got, takes=takes))
-        await until(lambda: len(told) > 1)
+        await until(lambda: len(arrived) > 1)
         for _ in range(5):
             await write(writer, 1)
             await until(lambda: len(got) >= writer.last_add_confirmed)
@@ -461,7 +461,7 @@ def test_a_follower_of_a_bookie_that_hears_nothing_asks_the_others() -> None:
 def test_a_follower_asks_the_bookie_whose_push_never_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody else knows the LAC, and nobody writes any more."""
+    """No other bookie knows the LAC, and no writer is left."""
     follow, streams = MemoryBookieClient.follow, 0
 
     async def lossy(

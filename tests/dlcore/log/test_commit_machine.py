@@ -344,7 +344,7 @@ def test_an_error_names_a_few_logs() -> None:
 
 
 def test_extents_that_cannot_be_committed() -> None:
-    """Of another identity, given twice, for a log that is gone, or for two logs of one name."""
+    """Parts of another append, given twice, for a log that is gone, or for two logs of one name."""
     bench = Bench()
     strange = bench.handle(Begin((extent_of(identity="thief"),), {}, 0.0))
     assert "an extent staged as 'thief'" in str(refused(strange))

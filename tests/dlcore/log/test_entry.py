@@ -1,4 +1,4 @@
-"""Entries that are moved to another extent: the same records, told by a header of their own."""
+"""Entries that are moved to another extent: the same records under a header of their own."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_moved_entry_holds_the_same_records(compression: str) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_columns_that_are_wanted_are_there(compression: str) -> None:
-    """Of a compressed entry no others; what is asked for and is no column of it is not missed."""
+    """A compressed entry has no others; an asked column that it lacks is no error."""
     body = entry(compression)
     header = decode_entry_header(body)
     for columns in (frozenset[str](), frozenset({"more"}), frozenset({"value", "more"})):

@@ -269,7 +269,7 @@ def test_what_is_opened_before_its_turn_may_be_gone(
 
 
 def test_an_error_takes_no_records_with_it() -> None:
-    """What was collected before it is returned; the next call meets the error."""
+    """Records collected before it are returned; the next call raises the error."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, read_unavailable_timeout_s=0.2)

@@ -1,4 +1,4 @@
-"""Goal: of a segment that stays exactly the extents at its front go that nobody may read any more.
+"""Goal: a segment that stays loses exactly the extents at its front that no reader may read now.
 
 Method: each case says where the log is truncated and which extents go, of three with three entries
 each; `test_changes.py` does the same by chance, over chunks and the ends of segments.

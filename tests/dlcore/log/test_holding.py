@@ -1,7 +1,7 @@
 """Goal: every transition of the machine of a stored position.
 
 Method: exact effects over a node and its lock; then seeded chance among several readers, with lost
-answers, lost sessions and cancelled calls: nobody moves what another one has taken.
+answers, lost sessions and cancelled calls: no consumer moves what another one has taken.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def test_a_reader_that_was_replaced_moves_nothing() -> None:
 
 
 def test_a_reader_gets_its_lock_back() -> None:
-    """If nobody took the subscription meanwhile."""
+    """If no one took the subscription meanwhile."""
     bench = Bench().taken()
     bench.at.lock = None
     bench.handle(Signal.EXPIRED)

@@ -28,6 +28,7 @@ from dlcore.log.reading.cursor import (
     TruncationRule,
     WaitForChange,
 )
+from tests.fixtures.lengths import for_each
 from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, written
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ class World:
         self.delivered.append((step.extent.ledger_id, entry_id))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each(range(200))
 def test_random_changes_and_reads(seed: int) -> None:
     """Whatever the writers do in between, the cursor delivers every entry once, in order."""
     world = World(random.Random(seed))
@@ -357,7 +358,7 @@ def test_a_segment_that_vanished_is_not_passed_over() -> None:
 
 
 def test_whether_truncated_records_were_read_is_not_guessed() -> None:
-    """Truncated into a segment that the state leaves out: nobody can tell that all was read."""
+    """Truncated into a segment that the state leaves out: it is unknown whether all was read."""
     tree = written(7, 8)
     cursor = cursor_at(DLSN.INITIAL, skips_truncated=False)
     step = cursor.plan(tree.state)

@@ -191,7 +191,7 @@ def test_joined_entries_are_those_decoded_one_by_one(data: st.DataObject) -> Non
 
 
 def test_many_small_entries_are_one_run() -> None:
-    """Of at most 256 KiB; a large entry is alone, and its values are not copied."""
+    """A run has at most 256 KiB; a large entry is alone, and its values are not copied."""
     said: tuple[dict[str, Any], ...] = (
         {},
         {"stamp": b"x" * 9},

@@ -137,7 +137,7 @@ def test_many_logs_of_one_task() -> None:
 
 @pytest.mark.parametrize("first_is_committed", [True, False])
 def test_ledgers_that_are_filled_between_two_stages(*, first_is_committed: bool) -> None:
-    """What was not handed out yet is not settled, whatever became of what was."""
+    """Parts that were not handed out yet are not settled, whatever became of the others."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = await cluster.open(
@@ -199,7 +199,7 @@ def test_appends_of_many_identities_share_a_ledger() -> None:
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closes", "dies"])
 def test_what_a_process_left_is_kept_for_its_round(*, closes: bool) -> None:
-    """Appends beside one do not take it away; a later round does, of what nobody committed."""
+    """Appends beside one do not take it away; a later round does, if it was not committed."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         driver, task = cluster.namespaces[0], await cluster.open("task")

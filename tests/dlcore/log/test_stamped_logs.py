@@ -123,7 +123,7 @@ def test_what_others_write_leaves_them_as_they_are() -> None:
 
 
 def test_they_are_kept_while_all_is_truncated_and_for_seven_days() -> None:
-    """Then their segment goes, and nobody is known."""
+    """Then their segment goes, and no producer is known."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         owner = await Owner.open(log)

@@ -115,7 +115,7 @@ def test_who_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
 
 
 def test_nothing_steps_back_that_is_over_and_nothing_aside_that_is_sealed() -> None:
-    """A writer that failed aside lets nobody wait; one that was sealed there says so."""
+    """A writer that failed while paused lets no one wait; one that was sealed then says so."""
     machine = appender()
     machine.end_with(Ending.ASIDE, "aside")
     assert machine.accept() == [Ended("aside")]

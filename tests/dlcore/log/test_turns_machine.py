@@ -78,7 +78,7 @@ class Bench:
         assert self.look("asked", now=now) == [Call.STEP_ASIDE]
 
     def given(self, *, now: float = 0.0, number: int = 1) -> None:
-        """Give a turn that nobody has used yet."""
+        """Give a turn that is not used yet."""
         self.asked(now=now)
         assert self.handle(Signal.ASIDE) == [GIVE]
         assert self.handle(TurnSet(True)) == [After(TURN_S, TurnDue(number)), Call.LOOK]
@@ -309,6 +309,6 @@ class Life:
 
 
 def test_the_machine_asserts_its_table() -> None:
-    """An answer that nobody waits for is a defect."""
+    """An answer that no one waits for is a defect."""
     with pytest.raises(AssertionError):
         Bench().handle(TurnSet(True))

@@ -100,7 +100,7 @@ def schemas_of(*versions: pa.Schema) -> EntrySchemas:
 
 
 def test_types_there_and_back() -> None:
-    """What people read says all that Arrow needs."""
+    """The readable text says all that Arrow needs."""
     columns = columns_of(ALL_TYPES)
     assert schema_of(columns) == ALL_TYPES
     assert {c.name: c.type for c in columns}["in_paris"] == "timestamp[ms, tz=Europe/Paris]"

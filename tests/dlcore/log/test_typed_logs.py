@@ -435,7 +435,7 @@ def test_snapshots_have_the_schema_as_it_is_now() -> None:
             await writer.write_batch(trips(range(1)))
         for _ in range(4):
             snapshots = await namespace.get_snapshots(["trips"], fresh=True)
-            await asyncio.sleep(0.01)  # the watches have told what they tell at first
+            await asyncio.sleep(0.01)  # the watches have made their first reports
         before = await log.get_snapshot()
         assert snapshots["trips"] == before
         other = await (await cluster.open("b")).open_log("trips")

@@ -48,7 +48,7 @@ async def append(namespace: DirectNamespace) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("hold", "wait", "told"),
+    ("hold", "wait", "reason"),
     [
         (write, write, f"log 'clicks' is owned by {SINCE}"),
         (read, read, f"log 'clicks': another reader has subscriber 's': {SINCE}"),
@@ -59,7 +59,7 @@ async def append(namespace: DirectNamespace) -> Any:
 def test_who_waits_is_told_for_whom(
     hold: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
     wait: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
-    told: str,
+    reason: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,14 +74,14 @@ def test_who_waits_is_told_for_whom(
             held = await opened.enter_async_context(await hold(cluster.namespaces[0]))
             with pytest.raises(OwnershipAcquireFailedError) as caught:
                 await wait(hasty)
-            assert str(caught.value).removesuffix(" (waited 0.25 s)") == told
+            assert str(caught.value).removesuffix(" (waited 0.25 s)") == reason
             assert caught.value.owner == "a"
             assert caplog.messages == []  # it was soon over
-            monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
+            monkeypatch.setattr(backoff, "REPORTED_AFTER_S", 0.05)
             waiting = asyncio.create_task(wait(patient))
             await until(lambda: bool(caplog.messages))
             (message,) = caplog.messages
-            assert message.startswith(f"{told}; waiting for 60 s more; to do: ")
+            assert message.startswith(f"{reason}; waiting for 60 s more; to do: ")
             assert not waiting.done()
             await held.aclose()
             await opened.enter_async_context(await waiting)
@@ -106,7 +106,7 @@ def test_a_holder_of_an_earlier_release_says_no_time() -> None:
 
 
 def test_an_append_that_fails_waits_for_no_other_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two logs are held; the look at one lock fails, and nobody goes on watching the other."""
+    """Two logs are held; the look at one lock fails, and the other is watched no longer."""
     monkeypatch.setattr(commit, "LOOKS_EVERY_S", 60.0)
     read_lock = LogStore.read_lock
 

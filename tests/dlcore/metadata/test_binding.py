@@ -71,7 +71,7 @@ def test_many_at_once_agree() -> None:
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_reply_is_looked_into(applied: bool, lost: int) -> None:
-    """Of the parent's creation as of the transaction."""
+    """Of the parent's creation, and of the transaction."""
 
     async def scenario() -> None:
         tree, paths = MemoryTree(), NamespacePaths("/deep/dlog")

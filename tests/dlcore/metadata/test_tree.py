@@ -19,7 +19,7 @@ def tree_with_a_log() -> Tree:
 
 
 def test_a_check_guards_and_changes_nothing() -> None:
-    """Neither value nor version, and nobody is told."""
+    """Neither value nor version, and no watch reports it."""
     tree = tree_with_a_log()
     before = tree.dump()
     assert list(tree.apply([Check("/a", 1), Check("/a/b", -1)], SESSION)) == []

@@ -74,7 +74,7 @@ def test_a_session_that_is_being_ended_is_left_alone_at_exit(
 def test_sessions_that_nobody_closed_end_with_their_process(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What lives as long as the session, such as a lock, is free at once."""
+    """A node that lives as long as the session, such as a lock, is free at once."""
 
     async def scenario() -> None:
         async with connected(zookeeper) as other:
@@ -151,13 +151,13 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
 
     async def scenario() -> None:
         async with connected(zookeeper) as store:
-            told: list[object] = []
-            unwatch = store.watch(zookeeper_root, lambda: told.append("changed"))
+            reported: list[object] = []
+            unwatch = store.watch(zookeeper_root, lambda: reported.append("changed"))
             for _ in range(3):
                 store._session.watches._on_change(zookeeper_root)
             await until(lambda: not store._requests._outstanding)
-            assert told == ["changed"]
-            forget = store.on_session(told.append)
+            assert reported == ["changed"]
+            forget = store.on_session(reported.append)
             store._session.watches._on_change(zookeeper_root)
             store._session._set_state(SessionState.SUSPENDED)
             store._session.watches._arm(zookeeper_root)  # the next connection does it
@@ -167,7 +167,7 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
             forget()
             store._session.watches._on_change(zookeeper_root)
             await until(lambda: not store._requests._outstanding)
-            assert told == ["changed"]
+            assert reported == ["changed"]
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             failed.set_exception(MetadataError("no such watch"))
             store._session.watches._on_armed(zookeeper_root, failed)
@@ -229,26 +229,26 @@ def test_who_watches_what_is_watched_sends_nothing(
     async def scenario() -> None:
         async with connected(zookeeper) as store, connected(zookeeper) as other:
             await other.create(zookeeper_root)
-            told: list[str] = []
+            reported: list[str] = []
 
             def watch(name: str, children: bool) -> int:
                 """Return how many requests are made for it."""
                 before = len(store._requests._outstanding)
-                store.watch(zookeeper_root, lambda: told.append(name), children=children)
+                store.watch(zookeeper_root, lambda: reported.append(name), children=children)
                 return len(store._requests._outstanding) - before
 
             made = [watch(*each) for each in (("a", False), ("b", False), ("c", True), ("d", True))]
             assert made == [1, 0, 2, 0]
             await store.sync(zookeeper_root)
-            assert sorted(told) == ["a", "b", "c", "d"]
+            assert sorted(reported) == ["a", "b", "c", "d"]
             for change in (
                 partial(other.put, zookeeper_root, b"new", version=0),
                 partial(other.create, f"{zookeeper_root}/child"),
                 partial(other.put, zookeeper_root, b"newer", version=1),
             ):
-                told.clear()
+                reported.clear()
                 await change()
-                await until(lambda: set(told) == {"a", "b", "c", "d"})
+                await until(lambda: set(reported) == {"a", "b", "c", "d"})
                 await until(lambda: not store._requests._outstanding)
 
     run(scenario())
@@ -262,16 +262,16 @@ def test_a_change_is_told_before_what_is_answered_after_it(
     async def scenario() -> None:
         async with connected(zookeeper) as store, connected(zookeeper) as other:
             await other.create(zookeeper_root)
-            told: list[str] = []
-            store.watch(zookeeper_root, lambda: told.append("changed"))
+            reported: list[str] = []
+            store.watch(zookeeper_root, lambda: reported.append("changed"))
             await store.sync(zookeeper_root)
-            assert told == ["changed"]  # as is told at first
+            assert reported == ["changed"]  # as is reported at first
             held = threading.Event()
             store._client.handler.dispatch_callback(Callback("watch", held.wait, (20,)))
             await other.put(zookeeper_root, b"new", version=0)
             asyncio.get_running_loop().call_later(0.2, held.set)
             await store.sync(zookeeper_root)
-            assert told == ["changed"] * 2
+            assert reported == ["changed"] * 2
 
     run(scenario())
 

@@ -11,7 +11,7 @@ from dlcore.proxy.config import proxy_options
 
 
 def test_they_are_those_that_the_programs_mark() -> None:
-    """So the page of configuration and the check are about the same ones."""
+    """The page of configuration and the check are about the same ones."""
     for table, options in (("proxy", proxy_options()), ("autorecovery", autorecovery_options())):
         assert set(live_options()[table]) == {key for key, each in options.items() if each.live}
     assert is_live("proxy", "log_bytes_per_s")

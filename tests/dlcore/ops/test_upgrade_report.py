@@ -1,4 +1,4 @@
-"""Members that lack a feature are in its way, and nobody else is."""
+"""Members that lack a feature are in its way, and no others are."""
 
 from __future__ import annotations
 

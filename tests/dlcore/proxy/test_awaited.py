@@ -73,9 +73,9 @@ def test_each_who_waits_is_told_once_where_its_record_is() -> None:
     ):
         awaited.wait(NotLessThan(field, value), name)
     awaited.leave("left")
-    awaited.leave("nobody")
-    told = {number: dict(awaited.came(rows_of(number))) for number in range(5)}
-    assert told == {
+    awaited.leave("unknown")
+    found = {number: dict(awaited.came(rows_of(number))) for number in range(5)}
+    assert found == {
         0: {},
         1: {"early": DLSN(1, 1, 6), "same": DLSN(1, 1, 6)},
         2: {"number": DLSN(1, 2, 0)},

@@ -56,7 +56,7 @@ def test_the_rule_says_which_part_of_a_certificate_is_the_principal(rule: str, n
     has."""
     caller = caller_of(Call(CERTIFICATE), certificate_principal=rule)
     assert caller == Caller(Principal(Proof.CERTIFICATE, name), "10.0.0.7")
-    others = {key: told for key, told in CERTIFICATE.items() if name.encode() not in told}
+    others = {key: value for key, value in CERTIFICATE.items() if name.encode() not in value}
     assert caller_of(Call(others), certificate_principal=rule).principal == ANONYMOUS
 
 

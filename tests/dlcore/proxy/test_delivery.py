@@ -22,7 +22,7 @@ VIEW = RowView("a", None, ["dlsn", "value"])
 
 
 class Log:
-    """A log whose readers are told of its entries in these portions."""
+    """A log whose readers get its entries in these portions."""
 
     name = "a"
 
@@ -94,7 +94,7 @@ def test_what_was_truncated_meanwhile_is_told() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_reader_is_sent_little_at_first(at_once: int) -> None:
-    """So one that takes nothing holds little; what comes later goes in few messages."""
+    """One that takes nothing holds little; later entries go in few messages."""
     entries = [entry(number, 600, size=1024) for number in range(4)]
     log = Log([entries[first : first + at_once] for first in range(0, 4, at_once)])
     sent = messages(log, DLSN(1, 4, 0))

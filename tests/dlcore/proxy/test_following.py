@@ -65,7 +65,7 @@ class GrowingLog:
 
 
 class Client:
-    """What one follower gets; it takes a message when it is let."""
+    """The messages of one follower; it takes a message when it is let."""
 
     def __init__(self) -> None:
         self.got: list[list[bytes]] = []

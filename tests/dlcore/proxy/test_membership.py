@@ -58,7 +58,7 @@ def test_who_leaves_while_nobody_answers_vanishes_all_the_same(
 def test_one_that_cannot_vanish_goes_with_its_session(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is told; one that is gone already is no error."""
+    """That is logged; one that is gone already is no error."""
 
     async def body() -> None:
         async with memory_cluster() as cluster:
@@ -72,8 +72,8 @@ def test_one_that_cannot_vanish_goes_with_its_session(
             await leaving.leave()
             await leaving.presence._vanish()
             await leaving.aclose()
-        (told,) = caplog.messages[-1:]
-        assert "goes with the session: no answer; " in told
+        (logged,) = caplog.messages[-1:]
+        assert "goes with the session: no answer; " in logged
 
     monkeypatch.setattr("dlcore.log.metadata.store._RETRY_DELAYS_S", ())
     run(body())
@@ -182,7 +182,7 @@ def test_a_call_is_known_by_the_secret_of_the_process_that_lives() -> None:
 
 
 def test_nobody_tells_a_secret_by_accident() -> None:
-    """What holds one is shown without it."""
+    """A value with a secret is shown without it."""
     secret = "a secret"
     forwarder = Forwarder("grpc://here:1", secret, Caller(ANONYMOUS, "x"))
     live = LiveProxy(secret=secret, load=ProxyLoad(logs=1, room=2, bytes_per_s=3))

@@ -52,7 +52,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_who_comes_waits_for_room_in_turn(stall: Callable[[float], None]) -> None:
-    """A small message does not overtake a large one; nobody is ended who takes what it is sent."""
+    """A small message does not overtake a large one; no client that reads on is ended."""
     stall(60.0)
 
     async def scenario() -> None:
@@ -98,7 +98,7 @@ def test_who_waits_goes_on_when_there_is_more_room(stall: Callable[[float], None
 
 
 def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
-    """Those that stand still for the longest are ended, as many as need be, and told why."""
+    """Those that stand still for the longest are ended, as many as need be, with the reason."""
     stall(0.01)
 
     async def scenario() -> None:
@@ -110,7 +110,7 @@ def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
         for each in still[:2]:
             with pytest.raises(ReaderStalledError, match=r"received nothing for 0\.01 s"):
                 await each.task
-        assert not still[2].task.done(), "what it holds is needed by nobody"
+        assert not still[2].task.done(), "no one needs what it holds"
         assert sending.size_bytes == 9
         larger_than_all = Reader(sending, 100)
         await until(lambda: larger_than_all.was_sent)
@@ -128,7 +128,7 @@ def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
 def test_what_grpc_has_of_those_that_were_ended_is_counted(
     stall: Callable[[float], None],
 ) -> None:
-    """Nobody else is ended meanwhile whose room would not be needed then."""
+    """No other is ended meanwhile whose room would not be needed then."""
     stall(0.5)
 
     async def scenario() -> None:

@@ -38,7 +38,7 @@ def rows(*payloads: bytes) -> pa.RecordBatch:
 
 
 class Writer:
-    """Takes what it is given, unless it is aside or has `unwritten` records of others."""
+    """Takes what it is given, unless it is paused or has `unwritten` records of others."""
 
     log_name = "clicks"
 
@@ -53,7 +53,7 @@ class Writer:
     def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
         """Accept rows; return the future of their last position."""
         if self.is_aside:
-            raise LogNotReadyError("aside")
+            raise LogNotReadyError("paused")
         future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
         self.written.append((batch, future))
         return future
@@ -77,7 +77,7 @@ class Writer:
 
     @property
     def unwritten(self) -> int | None:
-        """What was accepted and is not durable."""
+        """The accepted records that are not durable."""
         return self.left.popleft() if self.left else None
 
 
@@ -145,26 +145,26 @@ def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
 
 
 def test_what_is_sent_again_is_answered_before_what_follows_it() -> None:
-    """A stream's positions are told by the order of its batches, also of those of one entry."""
+    """A stream's positions follow from the order of its batches, also of those of one entry."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
         await owned.accept(rows(b"a"), Mark(claim, 0))
         again = await owned.accept(rows(b"a"), Mark(claim, 0))
         following = await owned.accept(rows(b"b"), Mark(claim, 1))
-        told: list[DLSN | None] = []
+        reported: list[DLSN | None] = []
         for each in (again, following):
-            each.future.add_done_callback(lambda done: told.append(done.result()))
+            each.future.add_done_callback(lambda done: reported.append(done.result()))
         for slot, (_, future) in enumerate(writer.written):  # in one turn of the loop
             future.set_result(DLSN(1, 8, slot))
-        await until(lambda: len(told) == 2)
-        assert told == [DLSN(1, 8, 0), DLSN(1, 8, 1)]
+        await until(lambda: len(reported) == 2)
+        assert reported == [DLSN(1, 8, 0), DLSN(1, 8, 1)]
 
     with_log(scenario)
 
 
 def test_what_is_sent_again_is_answered_when_it_is_durable() -> None:
-    """Behind it more may be in flight: a batch that is durable by then would be told before it."""
+    """Behind it more may be in flight: a durable one would be reported before it."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
@@ -181,7 +181,7 @@ def test_what_is_sent_again_is_answered_when_it_is_durable() -> None:
 
 
 def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
-    """It is not durable, and nobody is told so."""
+    """It is not durable, and no client learns that it is."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
@@ -197,7 +197,7 @@ def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
 
 
 def test_who_begins_is_told_where_it_goes_on_once_that_is_durable() -> None:
-    """A record before it that is lost later would be written by nobody."""
+    """No client would write a record before it that is lost later."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
@@ -312,7 +312,7 @@ def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_lef
 
 
 def test_who_has_lost_the_log_begins_no_incarnation() -> None:
-    """A producer would be told that what it wrote through the next owner is not in the log."""
+    """A producer would learn that its records of the next owner are not in the log."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         stale = await owned(cluster, "stale")

@@ -53,7 +53,7 @@ def test_what_failed_is_tried_again_by_the_next_who_asks(ownership: Ownership) -
 
 
 def test_the_logs_of_others_are_elsewhere(ownership: Ownership) -> None:
-    """They are named; without anybody alive nobody is."""
+    """They are named; without a live proxy none is."""
     assert ownership.ask(log_of(OTHER), (ME, OTHER)) == Elsewhere(OTHER)
     assert ownership.ask(log_of(ME), (ME, OTHER)) is Verdict.ACQUIRE
     assert ownership.ask("x", ()) is Verdict.NOBODY

@@ -1,4 +1,4 @@
-"""Whether a proxy is gone: told by a refused connection alone."""
+"""Whether a proxy is gone: a refused connection alone proves it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dlcore.proxy.writing.rates import BURST_S, Rate, Rates, TokenBucket
 
 
 def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
-    """What is taken beyond is a debt, which time pays; idle time gathers a burst at most."""
+    """Tokens beyond the rate are a debt, which time pays; idle time gathers a burst at most."""
     bucket = TokenBucket(10)
     assert bucket.delay_s(0) == 0
     bucket.take(10)
@@ -74,7 +74,7 @@ def test_who_would_wait_too_long_is_refused_and_told_when_to_come() -> None:
 
 
 def test_what_is_kept_is_bounded_by_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets that are full go; one that owes stays, also if nobody writes to its log now."""
+    """Buckets that are full go; one that owes stays, also if no client writes to its log now."""
     monkeypatch.setattr(module, "KEPT_MAX", 10)
     rates = Rates(log=Rate(records_per_s=10), wait_max_s=100)
     rates._prunes_at = 10

@@ -1,4 +1,4 @@
-"""A blocking writer whose twin refuses records: at the moment, for good, while nobody calls.
+"""A blocking writer whose twin refuses records: at the moment, for good, between calls.
 
 Goal: a record whose write returned is in the log once, or a later call says that it is not.
 Method: the writer of a cluster in memory, on the portal's loop, refuses when the test says so.
@@ -169,7 +169,7 @@ def end_as_at_exit(writer: LogWriter) -> None:
 def test_a_writer_that_has_ended_takes_nothing(
     log: Refusing, end: Callable[[LogWriter], None], flush_interval_s: float
 ) -> None:
-    """Nobody would hand it over, nor tell that it was lost."""
+    """No call would hand it over, nor report that it was lost."""
     writer = log.open(replace(CONFIG, flush_interval_s=flush_interval_s))
     writer.write(LogRecord(1, b"x"))
     with pytest.raises(ConfigurationError, match="'x': expected a LogRecord"):

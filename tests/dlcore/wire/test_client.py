@@ -52,7 +52,7 @@ IMPATIENT = LedgerClientConfig(add_timeout_s=2.0, read_timeout_s=2.0)
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until `condition` holds; the run's time-out ends it if it never does."""
-    while not condition():  # noqa: ASYNC110 - nobody tells
+    while not condition():  # noqa: ASYNC110 - nothing reports it
         await asyncio.sleep(0.001)
 
 
@@ -234,7 +234,7 @@ def test_who_answers_must_be_the_bookie_that_is_meant(welcome: Message, error: t
 
 
 def test_a_bookie_that_sends_more_than_the_window_is_cut_off() -> None:
-    """What a reader that stands still is sent is bounded, whatever the bookie does."""
+    """A stalled reader gets bounded data, whatever the bookie does."""
 
     async def scenario() -> None:
         def flood(message: Message) -> list[Message | bytes]:
@@ -272,7 +272,7 @@ def test_a_port_that_accepts_and_says_nothing_is_unavailable_in_time() -> None:
 
 
 def test_a_read_that_is_not_answered_ends_by_the_read_time_out() -> None:
-    """The bookie lives, as its pongs show: nobody above has a timer for its answer."""
+    """The bookie lives, as its pongs show: no caller has a timer for its answer."""
 
     async def scenario() -> None:
         async with (
@@ -303,7 +303,7 @@ def test_a_range_read_that_stalls_ends_by_the_read_time_out() -> None:
 
 
 def test_a_reader_that_stops_early_ends_the_read_at_the_bookie(tmp_path: Path) -> None:
-    """Take one chunk, close the iterator; likewise a follower, and a task that is cancelled."""
+    """Take one chunk, close the iterator; also a follower, and a cancelled task."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served, client_of(served.address) as client:
@@ -333,7 +333,7 @@ def test_a_reader_that_stops_early_ends_the_read_at_the_bookie(tmp_path: Path) -
 
 
 def test_credit_is_given_as_chunks_are_taken() -> None:
-    """A reader that takes what comes is never held up; leaving early is told as well."""
+    """A reader that takes what comes is never held up; leaving early is reported as well."""
 
     async def scenario() -> None:
         script = Script()
@@ -358,7 +358,7 @@ def test_credit_is_given_as_chunks_are_taken() -> None:
 
 
 def test_a_follow_stream_that_the_bookie_ends_is_unavailable() -> None:
-    """An end that nobody asked for must not look like the end of the ledger."""
+    """An unasked end must not look like the end of the ledger."""
 
     async def scenario() -> None:
         script = Script(replies=lambda _: [Update(1, [], 3, False), Failed(1, 12, "draining")])
@@ -502,7 +502,7 @@ def test_bookies_that_are_gone_are_forgotten() -> None:
 
         async with client_of(resolve) as client:
             # Those are kept whose pause is not over, so that they are not asked all the time.
-            while await ask_another() >= asked:  # noqa: ASYNC110  # nobody tells
+            while await ask_another() >= asked:  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.01)
 
     run(scenario)

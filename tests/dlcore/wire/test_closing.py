@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_closing_fails_every_pending_add() -> None:
-    """Close a client whose adds nobody answers, some of them not yet sent."""
+    """Close a client whose adds no bookie answers, some of them not yet sent."""
 
     async def scenario() -> None:
         script = Script(answer=lambda _id: False)

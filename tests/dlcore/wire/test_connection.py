@@ -30,7 +30,7 @@ async def connection_of(client: WireBookieClient) -> Connection:
 
 
 class LateTransport(asyncio.Transport):
-    """One that was made when nobody waited for it any more."""
+    """One that was made when no caller waited for it any more."""
 
     is_aborted = False
 
@@ -149,7 +149,7 @@ def test_an_answer_is_taken_at_once_only_by_who_waits_for_it() -> None:
             return item != 3
 
         incoming.taker = take
-        incoming.put(0)  # nobody waits
+        incoming.put(0)  # no caller waits
         assert await incoming.get() == 0
         waiting = asyncio.create_task(incoming.get())
         await asyncio.sleep(0)

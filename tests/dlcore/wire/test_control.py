@@ -67,9 +67,9 @@ def test_a_bookie_tells_its_figures(tmp_path: Path) -> None:
         async with serve(tmp_path) as served:
             client = ControlClient(timeout_s=20.0)
             try:
-                told = await client.ask(BOOKIE, served.control_address)
-                assert (told.ledgers, told.read_only, told.expires_at_ms) == (0, False, None)
-                assert abs((told.clock_ms or 0) - time.time() * 1000) < 60_000
+                reply = await client.ask(BOOKIE, served.control_address)
+                assert (reply.ledgers, reply.read_only, reply.expires_at_ms) == (0, False, None)
+                assert abs((reply.clock_ms or 0) - time.time() * 1000) < 60_000
                 other = BookieId(BOOKIE.name, "f" * 32)
                 with pytest.raises(BookieUnavailableError, match=BOOKIE.incarnation):
                     await client.ask(other, served.control_address)

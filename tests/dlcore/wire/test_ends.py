@@ -285,7 +285,7 @@ BIG_BYTES = 40_000
 
 
 def test_a_big_payload_that_is_not_whole_waits_for_room() -> None:
-    """What of it has come stays where it is; one that came in one piece needs none."""
+    """The received part stays where it is; a whole one needs none."""
     room, entry = OneAtATime(), b"x" * BIG_BYTES
     assembly = Assembly(ReceiveMemory(), ANYTHING, room)
     data = b"".join(encode(Add(1, False, [entry])))
@@ -326,7 +326,7 @@ def test_request_ids_only_ascend() -> None:
 
 
 def test_windows_are_taken_and_given_back() -> None:
-    """What a bookie may send, as both ends count it."""
+    """The window of a bookie, as both ends count it."""
     bookie, client = new_bookie(), new_client()
     request_id, buffers = client.read(ReadEntries(0, 1, 0, 9, 1, 500, 1000), "read")
     feed(bookie, buffers)
@@ -398,7 +398,7 @@ def test_answers_find_their_requests() -> None:
 
 
 def test_small_buffers_are_joined_and_large_ones_stay() -> None:
-    """What is sent is the same; large ones are the caller's own buffers."""
+    """The sent bytes are the same; large ones are the caller's own buffers."""
     large = b"L" * 100_000
     gathered = gather([b"a", b"b", large, b"c", large, large])
     assert gathered == [b"ab", large, b"c", large, large]

@@ -23,7 +23,7 @@ _ENTRIES = 64
 
 
 class HalfChunk:
-    """A bookie that sends half of a range's chunk, and on that connection nothing until told."""
+    """A bookie that sends half of a range's chunk, and nothing more there until a command."""
 
     def __init__(self) -> None:
         self.is_standing = asyncio.Event()

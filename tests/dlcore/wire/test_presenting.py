@@ -33,7 +33,7 @@ def token_of(ledger_id: int, **entries: int) -> bytes:
     return SIGNER.sign([grant], expires_s=9)
 
 
-def lac_told(message: Message) -> list[Message | bytes]:
+def lac_message(message: Message) -> list[Message | bytes]:
     """Answer a read of a LAC."""
     return [Lac(message.request_id, 1)] if isinstance(message, ReadLac) else []
 
@@ -69,7 +69,7 @@ async def read(client: WireBookieClient, *ledgers: int) -> None:
 
 def test_each_is_presented_once_on_a_connection() -> None:
     """Before the first read that needs it; a read of another ledger goes without."""
-    script, tokens = Script(replies=lac_told), [token_of(1), token_of(2)]
+    script, tokens = Script(replies=lac_message), [token_of(1), token_of(2)]
 
     async def scenario() -> None:
         async with raw_bookie(script.serve) as address, client_with(address, *tokens) as client:
@@ -84,7 +84,7 @@ def test_each_is_presented_once_on_a_connection() -> None:
 def test_what_a_bookie_keeps_no_more_is_presented_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends drop the oldest."""
     monkeypatch.setattr(holding, "KEPT_MAX", 2)
-    script, tokens = Script(replies=lac_told), [token_of(1), token_of(2)]
+    script, tokens = Script(replies=lac_message), [token_of(1), token_of(2)]
     later = token_of(3)
 
     async def scenario() -> None:
@@ -127,7 +127,7 @@ def test_writes_are_preceded_by_what_they_need() -> None:
 
 def test_the_own_one_is_presented_before_all_else_and_when_it_is_renewed() -> None:
     """Once for reads, adds and LACs; the next request brings a new one."""
-    script, now_s = Script(replies=lac_told), 1000.0
+    script, now_s = Script(replies=lac_message), 1000.0
 
     def make(expires_s: int) -> bytes:
         return SIGNER.sign([EVERYTHING], expires_s=expires_s)
@@ -153,7 +153,7 @@ def test_the_own_one_is_presented_before_all_else_and_when_it_is_renewed() -> No
 
 def test_it_is_renewed_for_a_client_that_only_follows() -> None:
     """Without any request, or its follower would end with the capability."""
-    script, now_s = Script(replies=lac_told), 1000.0
+    script, now_s = Script(replies=lac_message), 1000.0
 
     def make(expires_s: int) -> bytes:
         return SIGNER.sign([EVERYTHING], expires_s=expires_s)
@@ -183,7 +183,7 @@ def test_a_bookie_of_an_earlier_release_is_sent_none() -> None:
         end.send(WELCOME._replace(features=1))
         while (message := await end.receive()) is not None:
             received.append(message)
-            end.send(*lac_told(message))
+            end.send(*lac_message(message))
 
     async def scenario() -> None:
         async with raw_bookie(serve_old) as address, client_with(address, token_of(1)) as client:

@@ -1,4 +1,4 @@
-"""Goal: received memory is used again when nobody looks at it, never before, and not without bound.
+"""Goal: received memory is used again when nothing refers to it, never before, and within a bound.
 
 Method: views of every kind that payloads get, kept and dropped; sizes drawn at random.
 """
@@ -50,7 +50,7 @@ USES: dict[str, Callable[[memoryview], Any]] = {
     ).to_numpy()[3:],
     "frame of a run": lambda view: FrameRun(view, np.array([0, 10, len(view)]))[1],
 }
-"""What holds received memory, and how."""
+"""The objects that hold received memory, and how."""
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
@@ -86,7 +86,7 @@ def _pattern(number: int) -> bytes:
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_what_is_held_keeps_its_bytes(use: Callable[[memoryview], Any]) -> None:
-    """Goal: no payload that comes later is received over one that somebody still looks at.
+    """Goal: no payload that comes later is received over one that is still referred to.
 
     Method: hold some of hundreds of received payloads, and compare them with copies of what they
     were.
@@ -152,7 +152,7 @@ def test_kept_memory_is_bounded_and_views_are_apart(
 
 
 def test_unused_memory_goes_when_other_sizes_need_room() -> None:
-    """What is in use stays, and what is beyond the bound is not kept."""
+    """Used memory stays, and memory beyond the bound is not kept."""
     memory = ReceiveMemory(2 * SIZE)
     used = memory.take(SIZE)
     memory.take(SIZE)

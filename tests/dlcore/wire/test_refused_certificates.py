@@ -1,4 +1,4 @@
-"""Certificates that a bookie or its client refuses: both are told the reason, and the remedy.
+"""Certificates that a bookie or its client refuses: both learn the reason, and the remedy.
 
 Goal: the same certificate is judged alike on each Python, and the error names what it lacks.
 Method: real certificates, each wrong in one way, between a served bookie and a client.
@@ -101,13 +101,13 @@ def test_the_bookies_log_tells_what_is_wrong_with_a_clients_certificate(
     """Once, however often the client comes; which learns it as far as its own files tell it."""
     theirs = files.wrong[wrong]
     own = rf"cert='.*' is not accepted by others {OF_CLIENTS[wrong]}"
-    told = own if theirs.ca == files.good.ca else "closes so, and its log tells why: expected a"
+    reason = own if theirs.ca == files.good.ca else "closes so, and its log tells why: expected a"
 
     async def scenario() -> None:
         async with serve(tmp_path, tls=replace(files.good, ca=theirs.ca)) as served:
             for _ in range(2):
                 client = client_of(served, replace(theirs, ca=files.good.ca))
-                with pytest.raises(BookieUnavailableError, match=told):
+                with pytest.raises(BookieUnavailableError, match=reason):
                     await client.add_entry(BOOKIE, frame_of(1, 0))
                 await client.aclose()
 
@@ -125,7 +125,7 @@ def test_both_ends_tell_of_who_is_not_known(
     who: str, files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a certificate, or with one that another authority signed."""
-    theirs, told, logged = {
+    theirs, reason, logged = {
         "nobody": (
             TlsFiles(ca=files.good.ca),
             "a server that asks for a certificate closes so: expected cert and key",
@@ -141,9 +141,9 @@ def test_both_ends_tell_of_who_is_not_known(
     async def scenario() -> None:
         async with serve(tmp_path, tls=files.good) as served:
             client = client_of(served, theirs)
-            with pytest.raises(BookieUnavailableError, match=told):
+            with pytest.raises(BookieUnavailableError, match=reason):
                 await client.add_entry(BOOKIE, frame_of(1, 0))
-            with pytest.raises(BookieUnavailableError, match=told):
+            with pytest.raises(BookieUnavailableError, match=reason):
                 await client.list_entries(BOOKIE, ledger_id=1)
             await client.aclose()
 

@@ -183,7 +183,7 @@ def test_no_more_is_sent_at_once_than_a_transport_holds() -> None:
 
 
 def test_a_write_beyond_the_bounds_is_refused() -> None:
-    """Of requests, and of bytes; a refused one counts for nothing."""
+    """Requests and bytes are bounded; a refused one does not count."""
     few = Bench(LedgerClientConfig(pending_entries_max=1), opened=False)
     few.add(FRAME, FRAME, FRAME, FRAME)
     (refused,) = few.lac()
@@ -254,7 +254,7 @@ def test_a_read_is_cancelled_at_the_bookie_only_while_it_runs() -> None:
 
 
 def test_a_bookie_of_an_earlier_release_is_not_asked_for_what_it_does_not_know() -> None:
-    """The caller is told; nothing is sent."""
+    """The caller gets an error; nothing is sent."""
     bench = Bench(opened=False)
     bench.handle(Signal.CONNECTED)
     bench.receive(WELCOME._replace(features=0))

@@ -65,26 +65,28 @@ def test_the_bookie_knows_the_name_in_the_clients_certificate(tmp_path: Path) ->
 def test_who_is_not_trusted_gets_no_answer(
     tmp_path: Path, who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No certificate, no TLS, somebody else's certificate: unavailable, and nothing is stored."""
+    """No certificate, no TLS, a stranger's certificate: unavailable, and nothing is stored."""
 
     async def scenario() -> None:
         tls = make_tls(tmp_path / "tls")
         stranger = replace(make_tls(tmp_path / "other").client, ca=tls.client.ca)
         nobody = TlsFiles(ca=tls.client.ca)
-        files, told = {
+        files, reason = {
             "nobody": (nobody, "asks for a certificate closes so"),
             "without TLS": (None, "if a port is of TLS, it closes so: then expected tls_ca"),
             "a stranger": (stranger, "does not accept cert="),
         }[who]
         async with serve(tmp_path / "data", tls=tls.bookie) as served:
-            await gives_nothing(served, files, match=told)
+            await gives_nothing(served, files, match=reason)
             good = client_of(served, tls.client)
             await good.add_entry(BOOKIE, frame_of(1, 0))
             await good.aclose()
 
     run(scenario)
-    told = {"nobody": "without a certificate", "without TLS": "without TLS"}.get(who, "a client's")
-    assert told in caplog.text
+    reason = {"nobody": "without a certificate", "without TLS": "without TLS"}.get(
+        who, "a client's"
+    )
+    assert reason in caplog.text
 
 
 def test_the_control_service_and_its_client_use_files_that_change(
@@ -168,7 +170,7 @@ def test_who_says_nothing_to_a_bookie_with_tls_is_cut_off(tmp_path: Path) -> Non
 
 
 async def gives_nothing(served: ServedBookie, files: TlsFiles | None, *, match: str) -> None:
-    """See that a client with these files sends the bookie nothing, on both ports, and is told soon.
+    """See that a client with these files sends the bookie nothing, on both ports, and fails soon.
 
     It would wait three times as long for a connection.
     """
@@ -188,12 +190,12 @@ def test_a_bookie_that_is_not_trusted_gets_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         tls = make_tls(tmp_path / "tls")
         other = make_tls(tmp_path / "other")
-        for at_bookie, told in (
+        for at_bookie, reason in (
             (other.bookie, "certificate is not accepted"),
             (None, "it does not speak TLS: expected tls_cert and tls_key there"),
         ):
             async with serve(tmp_path / "data", tls=at_bookie) as served:
-                await gives_nothing(served, tls.client, match=told)
+                await gives_nothing(served, tls.client, match=reason)
 
     run(scenario)
 

@@ -110,7 +110,7 @@ def vectors() -> list[dict[str, object]]:
 
 
 def test_every_kind_has_a_vector() -> None:
-    """A message that nobody wrote down is not specified."""
+    """A message without a vector is not specified."""
     names = {type(message).__name__.lower() for message in MESSAGES}
     assert names == {kind.name.lower().replace("_", "") for kind in Kind}
 

@@ -115,6 +115,7 @@ class Door:
                 value = error_value(AccessDeniedError(refused.text))
                 return web.json_response(value, status=refused.status)
             try:
+                requests.require_single(request.headers.keys())
                 requests.token_of(request.headers)  # before anything else is answered
                 return await answer(request)
             except DLError as error:
@@ -183,6 +184,8 @@ class Door:
                         page.add(records)
             except EndOfStreamError:
                 pass  # a sealed log has been read to its end
+            if not page.lines and asked.dlsn is not None:
+                requests.require_within(asked.dlsn, (await manager.get_snapshot()).end)
         headers = {} if page.last is None else {"Dlog-Last": str(page.last)}
         return web.Response(
             body=b"".join(page.lines), content_type="application/x-ndjson", headers=headers

@@ -128,7 +128,7 @@ def test_after_a_lost_line_management_is_refused_until_one_is_written(
 
 
 def test_a_line_is_synced_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure of the disk is told like a failed write."""
+    """A failure of the disk is reported like a failed write."""
     monkeypatch.setattr(audit_file, "_SYNC_S", 0.01)
     synced = asyncio.Event()
 
@@ -152,17 +152,17 @@ def test_a_line_is_synced_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("prepare", "told"),
+    ("prepare", "reason"),
     [
         (lambda path: path.write_bytes(b"hello\n"), "last line is no line of an audit log"),
         (lambda path: path.mkdir(), "this process alone"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, prepare: Any, told: str) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, prepare: Any, reason: str) -> None:
     """It is not overwritten, and not continued."""
     path = tmp_path / "audit.jsonl"
     prepare(path)
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         run(_open(path))
 
 

@@ -102,7 +102,7 @@ def test_clocks_may_be_apart() -> None:
 
 
 def test_several_keys_verify_and_one_that_is_withdrawn_does_not() -> None:
-    """Of a rotation both keys are valid; what was verified before is not once its key is gone."""
+    """In a rotation both keys are valid; a verified token is not once its key is gone."""
     after = Signer(new_private_key())
     judge = verifier(SIGNER, after)
     found = [judge.verify(each.sign(GRANTS, expires_s=NOW_S)) for each in (SIGNER, after)]

@@ -1,4 +1,4 @@
-"""The dates of certificates, and how often it is told that they come."""
+"""The dates when certificates expire, and how often they are reported."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def test_a_warning_comes_once_a_day_from_two_weeks_before() -> None:
     """It names the file, the days that are left and the date; a new certificate begins anew."""
     expiries, file = Expiries(), Expiry("/etc/dlog/a.pem", END_MS)
     assert expiries.due([file], now_ms=END_MS - WARNED_BEFORE_MS - 1) == []
-    (told,) = expiries.due([file], now_ms=END_MS - WARNED_BEFORE_MS)
-    assert "/etc/dlog/a.pem expires in 14 days, at 2027-01-15T08:00:00Z" in told
+    (due,) = expiries.due([file], now_ms=END_MS - WARNED_BEFORE_MS)
+    assert "/etc/dlog/a.pem expires in 14 days, at 2027-01-15T08:00:00Z" in due
     begun_ms = END_MS - WARNED_BEFORE_MS
     assert expiries.due([file], now_ms=begun_ms + DAY_MS - 1) == []
-    (told,) = expiries.due([file], now_ms=begun_ms + DAY_MS)
-    assert "in 13 days" in told
+    (due,) = expiries.due([file], now_ms=begun_ms + DAY_MS)
+    assert "in 13 days" in due
     newer = Expiry("/etc/dlog/a.pem", END_MS + 1)
     assert len(expiries.due([newer], now_ms=begun_ms + DAY_MS)) == 1
-    (told,) = expiries.due([file], now_ms=END_MS)
-    assert "has expired" in told
+    (due,) = expiries.due([file], now_ms=END_MS)
+    assert "has expired" in due
 
 
 def test_the_dates_are_those_of_the_own_certificate_and_of_the_last_authority(
     tmp_path: Path,
 ) -> None:
-    """Of authorities one is enough, and files of a client may have no certificate."""
+    """One authority is enough, and files of a client may have no certificate."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new", days=40)
     files = new.issue("server", days=20)
     both = old.ca.read_bytes() + new.ca.read_bytes()

@@ -1,4 +1,4 @@
-"""The content of files that a process uses, while somebody writes them."""
+"""The content of files that a process uses, while another process writes them."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ def test_other_content_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None
 def test_each_reason_is_logged_once_and_again_after_a_good_look(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was made before stays; a file that is not there is a reason as well."""
+    """The earlier result stays; a file that is not there is a reason as well."""
     path = tmp_path / "file"
     files = in_use(path)
-    told: list[int] = []
+    reported: list[int] = []
     for content in (b"x", b"x", b"1", b"x", None, None, b"x", b"3", b"x"):
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
         caplog.clear()
         assert files.look() == (content == b"3")
-        assert files.made == (3 if content == b"3" or len(told) == 8 else 1)
-        told.append(sum(each.levelno == logging.WARNING for each in caplog.records))
-    assert told == [1, 0, 0, 1, 1, 0, 1, 0, 1]
+        assert files.made == (3 if content == b"3" or len(reported) == 8 else 1)
+        reported.append(sum(each.levelno == logging.WARNING for each in caplog.records))
+    assert reported == [1, 0, 0, 1, 1, 0, 1, 0, 1]
 
 
 def test_files_that_change_while_they_are_used_are_left_to_the_next_look(tmp_path: Path) -> None:
-    """What was made could be of both contents."""
+    """The result could be of both contents."""
     path = tmp_path / "file"
 
     def make(content: bytes) -> int:

@@ -43,9 +43,9 @@ def test_no_caller_passes_before_the_rules_are_known() -> None:
     """A server that starts while the metadata store is away must not let strangers in."""
     gate = a_gate()
     assert gate.has_rules
-    told = refusal(gate, Asked(1, ROOT, (READ,)))
-    assert told is not None
-    assert told.startswith("LogNotReadyError: this server has not read the rules")
+    refused = refusal(gate, Asked(1, ROOT, (READ,)))
+    assert refused is not None
+    assert refused.startswith("LogNotReadyError: this server has not read the rules")
     assert LogNotReadyError.retriable
 
 
@@ -61,16 +61,16 @@ def test_each_demand_of_a_call_is_judged() -> None:
     gate = a_gate(RulesRead((ALICE_READS,)))
     assert gate.has_rules
     assert refusal(gate, Asked(1, ALICE, (READ,))) is None
-    told = refusal(gate, Asked(2, ALICE, (READ, APPEND)))
-    assert told == "AccessDeniedError: user:alice may not append log 'a': no rule allows it"
+    refused = refusal(gate, Asked(2, ALICE, (READ, APPEND)))
+    assert refused == "AccessDeniedError: user:alice may not append log 'a': no rule allows it"
 
 
 def test_damaged_rules_let_super_users_in_only() -> None:
     """Rules that cannot be read might deny everything."""
     gate = a_gate(RulesRead(()), RulesDamaged("no JSON"))
-    told = refusal(gate, Asked(1, ALICE, (READ,)))
-    assert told is not None
-    assert told.endswith(
+    refused = refusal(gate, Asked(1, ALICE, (READ,)))
+    assert refused is not None
+    assert refused.endswith(
         "the rules of the namespace are damaged, and only super users pass: no JSON"
     )
     assert refusal(gate, Asked(2, ROOT, (READ,))) is None
@@ -80,7 +80,7 @@ def test_damaged_rules_let_super_users_in_only() -> None:
 
 @pytest.mark.parametrize("change", [RulesRead((NOBODY,)), RulesDamaged("no JSON")])
 def test_a_running_call_that_loses_its_right_is_ended_once(change: Event) -> None:
-    """The super user goes on, and so does nobody else."""
+    """The super user goes on, and no one else does."""
     gate = a_gate(RulesRead((ALICE_READS,)), Asked(1, ALICE, (READ,)), Asked(2, ROOT, (APPEND,)))
     (end,) = gate.handle(change)
     gate.validate()

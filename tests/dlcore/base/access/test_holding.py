@@ -59,7 +59,7 @@ def test_carried_ones_are_presented_for_what_they_reach() -> None:
 
 
 def test_the_own_one_is_renewed_at_half_of_its_time() -> None:
-    """Not before, and at once when it is told to be."""
+    """It is closed not before, and at once when that is asked for."""
     now_s, made = 1000.0, list[int]()
 
     def make(expires_s: int) -> bytes:

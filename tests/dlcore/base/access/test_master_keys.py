@@ -42,14 +42,14 @@ def test_a_line_that_is_no_key_is_refused(text: str, where: str) -> None:
     """The error has its number, and nothing of it."""
     with pytest.raises(
         ConfigurationError, match=rf"encryption keys in the file\W.*{where}"
-    ) as told:
+    ) as found:
         MasterKeys.parse(text.encode("latin-1"), "the file")
     for word in text.split():
-        assert len(word) < 8 or word not in str(told.value)
+        assert len(word) < 8 or word not in str(found.value)
 
 
 def test_no_representation_has_a_key() -> None:
-    """Of all keys, and of one."""
+    """The text of all keys, and of one."""
     keys = master_keys("a", "b")
     assert repr(keys) == "<MasterKeys a, b>"
     assert repr(keys.first) == "<MasterKey a>"

@@ -39,7 +39,7 @@ def rule(
 
 @pytest.mark.parametrize("principal", [ALICE, INGEST, ANONYMOUS])
 def test_without_a_rule_everybody_may_do_everything(principal: Principal) -> None:
-    """A namespace that nobody secured works as before."""
+    """A namespace without access control works as before."""
     for right, log in product(Right, (None, "pay/in")):
         assert Rules().judge(principal, Demand(right, log)) is Verdict.ALLOWED
 
@@ -88,7 +88,7 @@ def test_every_right_includes_describe_and_nothing_else(right: Right) -> None:
 
 
 def test_super_users_may_do_everything_whatever_the_rules_say() -> None:
-    """Otherwise nobody could mend rules that shut everybody out."""
+    """Otherwise no one could mend rules that shut everybody out."""
     denied = [rule("*", *Right, deny=True)]
     rules = Rules(denied, super_users=frozenset({"user:alice"}))
     assert rules.judge(ALICE, READ) is Verdict.ALLOWED
@@ -190,7 +190,7 @@ def test_rules_are_added_once_and_removed() -> None:
 
 
 def test_one_text_is_no_list_of_rules() -> None:
-    """Its letters would each be refused with a text that helps nobody."""
+    """Its letters would each be refused with a text that does not help."""
     with pytest.raises(ConfigurationError, match="expected a list of rules"):
         texts_of("allow * read namespace")
     assert texts_of(["allow * read namespace"]) == ["allow * read namespace"]

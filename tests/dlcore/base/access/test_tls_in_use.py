@@ -79,9 +79,9 @@ def test_files_that_do_not_fit_are_not_used_and_told_once(
 
     look()
     put(new, files, "cert")
-    (told,) = look()
-    assert files.cert in told
-    assert "stay as they were" in told
+    (logged,) = look()
+    assert files.cert in logged
+    assert "stay as they were" in logged
     assert look() == []
     assert in_use.client_context() is first
     put(new, files, "key")
@@ -92,8 +92,8 @@ def test_files_that_do_not_fit_are_not_used_and_told_once(
     Path(files.cert).write_bytes(whole[: len(whole) // 2])
     assert len(look()) == 1
     Path(files.cert).unlink()
-    (told,) = look()
-    assert f"cert={files.cert!r}" in told
+    (logged,) = look()
+    assert f"cert={files.cert!r}" in logged
     Path(files.cert).write_bytes(whole)
     assert look() == []
     assert in_use.client_context() is second

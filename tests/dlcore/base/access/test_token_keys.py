@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def test_a_file_is_read_again_when_it_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each change at the next token; one that is no key file changes nothing, and is told."""
+    """Each change at the next token; a file that has no keys changes nothing, and is reported."""
     issuer, path = Issuer(), tmp_path / "keys.json"
     path.write_bytes(issuer.key_set())
 
@@ -62,7 +62,7 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path) -> None:
     ("where", "issuer"), [("", "issuer"), ("http://x.example/keys", "https://x"), ("", "http://x")]
 )
 def test_keys_come_over_https_only(where: str, issuer: str) -> None:
-    """Nobody on the way may give other ones."""
+    """No server on the way may give other ones."""
     with pytest.raises(ConfigurationError, match="https://"):
         open_keys(where, issuer)
 
@@ -111,7 +111,7 @@ def test_a_server_is_asked_for_a_new_key_but_not_too_often(
 
 
 def test_a_server_is_asked_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that keys that are withdrawn are taken no more."""
+    """Withdrawn keys are therefore taken no more."""
     monkeypatch.setattr(key_sources, "AGAIN_S", 0.0)
     monkeypatch.setattr(key_sources, "REFRESH_S", 0.01)
     issuer = Issuer()
@@ -174,8 +174,8 @@ def test_keys_are_found_by_the_issuers_discovery_document(authority: Authority) 
     pages: dict[str, bytes] = {"/keys": issuer.key_set()}
     with served(authority, pages) as url:
 
-        def discovery(**told: object) -> None:
-            document = {"issuer": url, "jwks_uri": f"{url}/keys", **told}
+        def discovery(**more: object) -> None:
+            document = {"issuer": url, "jwks_uri": f"{url}/keys", **more}
             pages["/.well-known/openid-configuration"] = json.dumps(document).encode()
 
         async def found(where: str, name: str) -> bool:
@@ -189,7 +189,7 @@ def test_keys_are_found_by_the_issuers_discovery_document(authority: Authority) 
 
         discovery()
         assert asyncio.run(found("", url))
-        assert asyncio.run(found(f"{url}/keys", "somebody"))
+        assert asyncio.run(found(f"{url}/keys", "a user"))
         discovery(issuer="https://other.example")
         assert not asyncio.run(found("", url))
         discovery(jwks_uri=f"http{url[5:]}/keys")

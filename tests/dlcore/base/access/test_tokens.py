@@ -44,8 +44,8 @@ def refusal(token: str, data: bytes, rules: TokenRules = RULES) -> str:
     """Return why a token is refused; neither this nor a cause has the token in it."""
     with pytest.raises(UnauthenticatedError) as refused:
         check(token, data, rules)
-    told = repr([refused.value, refused.value.__cause__])
-    assert not any(each and each in told for each in token.split(".") if len(each) > 10)
+    found = repr([refused.value, refused.value.__cause__])
+    assert not any(each and each in found for each in token.split(".") if len(each) > 10)
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
     return str(refused.value)
 
@@ -75,13 +75,13 @@ def test_the_claim_that_names_the_user_is_a_setting() -> None:
     token = sign(KEY, {**CLAIMS, "email": "a@example"})
     assert str(check(token, key_set(KEY), rules).principal) == "user:a@example"
     assert "claim 'email' names no user" in refusal(sign(KEY, CLAIMS), key_set(KEY), rules)
-    for name, told in ((7, "names no user"), ("", "expected a name"), ("a\nb", "printable")):
+    for name, reason in ((7, "names no user"), ("", "expected a name"), ("a\nb", "printable")):
         token = sign(KEY, {**CLAIMS, "email": name})
-        assert told in refusal(token, key_set(KEY), rules)
+        assert reason in refusal(token, key_set(KEY), rules)
 
 
 @pytest.mark.parametrize(
-    ("claims", "told"),
+    ("claims", "reason"),
     [
         ({"iss": "https://other.example"}, r"\(iss\)"),
         ({"iss": None}, r"\(iss\)"),
@@ -96,9 +96,9 @@ def test_the_claim_that_names_the_user_is_a_setting() -> None:
         ({"sub": None}, "claim 'sub' names no user"),
     ],
 )
-def test_a_token_with_other_claims_is_refused(claims: dict[str, Any], told: str) -> None:
+def test_a_token_with_other_claims_is_refused(claims: dict[str, Any], reason: str) -> None:
     """The error says which one, and what would be right."""
-    assert re.search(told, refusal(sign(KEY, {**CLAIMS, **claims}), key_set(KEY)))
+    assert re.search(reason, refusal(sign(KEY, {**CLAIMS, **claims}), key_set(KEY)))
 
 
 def test_clocks_may_differ_a_little() -> None:
@@ -118,14 +118,14 @@ def test_the_algorithm_is_the_servers_choice() -> None:
         assert "algorithm 'none'" in refusal(forged(token, "none"), data)
         assert "algorithm 'HS256'" in refusal(forged(token, "HS256", pem(KEY)), data)
     assert "algorithm 'HS256'" in refusal(forged(token, "HS256", key_set(KEY)), key_set(KEY))
-    told = refusal(sign(KEY, CLAIMS, kid="rsa"), key_set(KEY, RSA))
-    assert "signature is not of a key" in told
+    refused = refusal(sign(KEY, CLAIMS, kid="rsa"), key_set(KEY, RSA))
+    assert "signature is not of a key" in refused
     for kid, algorithm in (("rsa", "RS256"), ("ed", "EdDSA"), ("one", "ES384")):
         header = encoded(json.dumps({"alg": algorithm, "kid": kid}).encode())
-        told = refusal(f"{header}.{token.partition('.')[2]}", key_set(KEY, RSA, ED))
-        assert "signature is not of a key" in told
-    told = refusal(sign(RSA, CLAIMS, alg="PS256"), key_set(RSA, alg="RS256"))
-    assert "signature is not of a key" in told
+        refused = refusal(f"{header}.{token.partition('.')[2]}", key_set(KEY, RSA, ED))
+        assert "signature is not of a key" in refused
+    refused = refusal(sign(RSA, CLAIMS, alg="PS256"), key_set(RSA, alg="RS256"))
+    assert "signature is not of a key" in refused
 
 
 def test_an_altered_token_is_refused() -> None:
@@ -195,7 +195,7 @@ SYMMETRIC = OctKey.generate_key(256)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reason"),
     [
         (b"", "expected public keys"),
         (b"{}", "expected public keys"),
@@ -213,9 +213,9 @@ SYMMETRIC = OctKey.generate_key(256)
     ],
     ids=itertools.count(),  # some have keys, which differ in each process
 )
-def test_keys_that_check_nothing_are_refused(data: bytes, told: str) -> None:
+def test_keys_that_check_nothing_are_refused(data: bytes, reason: str) -> None:
     """With the place that they came from, and never with a key."""
-    with pytest.raises(ConfigurationError, match=told) as refused:
+    with pytest.raises(ConfigurationError, match=reason) as refused:
         Keys.parse(data, "keys.json")
     assert "keys.json" in str(refused.value)
     secret = KEY.as_dict(private=True)["d"]
@@ -230,7 +230,7 @@ def test_a_short_key_is_refused() -> None:
 
 
 def test_keys_are_known_by_their_names() -> None:
-    """So that a new one is looked for."""
+    """A new one is then looked for."""
     keys = Keys.parse(key_set(KEY, RSA), "here")
     assert "one" in keys
     assert "two" not in keys

@@ -38,9 +38,9 @@ def test_a_user_and_its_password_are_read_from_a_file(tmp_path: Path) -> None:
     assert EVERYBODY.credentials() is None
     for wrong in ("", "dlog", "dlog:", ":secret", "dlog:a\nother:b"):
         file.write_text(wrong)
-        with pytest.raises(ConfigurationError, match="one line user:password") as told:
+        with pytest.raises(ConfigurationError, match="one line user:password") as refused:
             access.credentials()
-        assert "secret" not in str(told.value)
+        assert "secret" not in str(refused.value)
     file.unlink()
     with pytest.raises(ConfigurationError, match=f"zk_auth_file='{file}': expected a readable"):
         access.credentials()

@@ -217,7 +217,7 @@ def test_a_taken_port_is_named() -> None:
 def test_tls_asks_for_certificates_and_renews_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a certificate nobody is heard; a new certificate is shown without a restart."""
+    """Without a certificate no client is heard; a new certificate is shown without a restart."""
     for module in (tls_in_use, http_server):
         monkeypatch.setattr(module, "LOOK_S", 0.01)
     authority = Authority(tmp_path / "tls")

@@ -54,13 +54,13 @@ class Server:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def trial(self) -> None:
-        """Succeed, hang or fail, as told."""
+        """Succeed, hang or fail, as configured."""
         self.trials += 1
         self.begun.set()
         if self.hangs:
             await asyncio.Event().wait()
         if not self.is_good:
-            raise MetadataConnectionError("nobody answers")
+            raise MetadataConnectionError("no server answers")
 
     def operated(self) -> Operated:
         """Return what its operators see."""
@@ -152,7 +152,7 @@ def test_many_callers_share_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "TRIAL_PAUSE_S", 0.0)
             status, answer = await get("/health/works")
             assert (status, server.trials) == (503, 2)
-            assert answer["reason"] == "MetadataConnectionError: nobody answers"
+            assert answer["reason"] == "MetadataConnectionError: no server answers"
 
     run(scenario())
 

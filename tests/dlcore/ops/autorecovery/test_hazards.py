@@ -180,7 +180,7 @@ def test_each_lost_bookie_gives_the_writer_its_own_grace(is_paused: bool) -> Non
 
 
 def test_a_ledger_that_is_at_work_is_not_forgotten_with_the_list() -> None:
-    """Somebody else took it off the list while a copy for it was about to fail."""
+    """Another process took it off the list while a copy for it was about to fail."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())

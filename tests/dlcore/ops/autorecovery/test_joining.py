@@ -51,8 +51,8 @@ async def has_joined(cluster: Cluster, ledger_id: int) -> bool:
 def test_a_shortage_that_eases_is_noticed_once() -> None:
     """Bookies beyond those wanted are none of its business."""
     shortage = Shortage()
-    told = [shortage.has_eased(count) for count in (2, 2, 3, 3, 4, 3, 2, 1, 2, 5)]
-    assert told == [False, False, True, False, False, False, False, False, True, True]
+    eased = [shortage.has_eased(count) for count in (2, 2, 3, 3, 4, 3, 2, 1, 2, 5)]
+    assert eased == [False, False, True, False, False, False, False, False, True, True]
     shortage.wanted = 6
     assert [shortage.has_eased(count) for count in (6, 5, 7)] == [True, False, True]
 
@@ -155,7 +155,7 @@ def test_a_lost_bookie_of_a_small_ledger_is_replaced_before_another_joins() -> N
 
 
 def test_who_joined_is_kept_out_where_the_ledger_changed_meanwhile() -> None:
-    """What was copied fits the ledger that was copied, and no other."""
+    """The copy fits the ledger that was copied, and no other."""
 
     async def scenario(cluster: Cluster) -> None:
         ledger_id = await small_ledger(cluster, QuorumConfig(), "C", "D")

@@ -59,7 +59,7 @@ def on_scene(body: Callable[[Scene], Awaitable[None]]) -> None:
 
 
 def test_who_has_not_read_is_behind_and_who_has_is_not() -> None:
-    """A log without subscribers is not told of; one that was deleted is forgotten."""
+    """A log without subscribers is not reported; one that was deleted is forgotten."""
 
     async def body(scene: Scene) -> None:
         await scene.lags.look()

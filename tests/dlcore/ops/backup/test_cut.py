@@ -507,7 +507,7 @@ async def _use(cluster: MemoryCluster) -> None:
 
 @pytest.mark.parametrize("seed", range(amount(60, sampled=4)))
 def test_a_restored_cluster_is_whole(seed: int) -> None:
-    """Of the copy of any moment: nothing is missing, everything can be read, nothing stays."""
+    """A copy of any moment is whole: nothing is missing, everything can be read, nothing stays."""
     original, kept = lived()
     rng = random.Random(seed)
 

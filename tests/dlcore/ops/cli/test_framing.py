@@ -33,7 +33,7 @@ def test_framed_records_come_back(records: list[bytes], sizes: list[int]) -> Non
 def test_delimited_records_are_those_of_a_plain_split(
     data: bytes, delimiter: bytes, sizes: list[int]
 ) -> None:
-    """What stands behind the last delimiter is a record, unless it is nothing."""
+    """The text behind the last delimiter is a record, unless it is empty."""
     expected = data.split(delimiter)
     if expected[-1] == b"":
         expected.pop()

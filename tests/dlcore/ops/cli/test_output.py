@@ -75,8 +75,8 @@ def test_a_pipe_gets_columns_and_a_program_all_fields(
 def test_quiet_prints_names_alone(printed: Callable[..., tuple[str, str]]) -> None:
     """No head that a loop would take for a name, on a terminal neither; JSON has all, as ever."""
     for is_terminal in (False, True):
-        told = printed(show(ROWS), is_json=False, is_terminal=is_terminal, is_quiet=True)
-        assert told == ("a\n[b]\n", "")
+        output = printed(show(ROWS), is_json=False, is_terminal=is_terminal, is_quiet=True)
+        assert output == ("a\n[b]\n", "")
     assert printed(show([]), is_json=False, is_terminal=False, is_quiet=True) == ("", "")
     out, _ = printed(show(ROWS), is_json=True, is_terminal=False, is_quiet=True)
     assert json.loads(out) == ROWS

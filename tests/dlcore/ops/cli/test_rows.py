@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.fixtures.shell import Shell
 
 _S_MAX = 10**11
-"""Of times: years of four digits, as ISO 8601 has them."""
+"""Times have years of four digits, as in ISO 8601."""
 _DAY_S = 86_400
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -193,17 +193,17 @@ def test_what_is_no_row(line: bytes, problem: str) -> None:
 
 
 def test_a_null_that_cannot_be() -> None:
-    """The line that has it is told, whether it says so or leaves the column out."""
+    """The line that has it is named, whether it says so or leaves the column out."""
     schema = schema_from_text("id int64 not null, tags list<string not null>, day date32[day]")
     good = b'{"id": 1, "tags": ["a"]}'
     rows = batch_of_json([good, b'{"id": 2}'], schema, written=0)
     assert rows["id"].to_pylist() == [1, 2]
-    for line, told in {
+    for line, reason in {
         b'{"id": null}': "'id' is null, and cannot be: expected .*id int64 not null",
         b"{}": "'id' is null, and cannot be",
         b'{"id": 3, "tags": ["a", null]}': "'tags.item' is null, and cannot be",
     }.items():
-        with pytest.raises(ConfigurationError, match=f"line 6: column {told}"):
+        with pytest.raises(ConfigurationError, match=f"line 6: column {reason}"):
             batch_of_json([good, line], schema, written=4)
 
 

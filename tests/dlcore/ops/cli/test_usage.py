@@ -190,24 +190,24 @@ def test_errors_in_json(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One object on standard error, whatever is wrong; nobody is asked, at a terminal neither."""
+    """One object on standard error, whatever is wrong; no question, at a terminal neither."""
     monkeypatch.delenv("DLOG_URI", raising=False)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert run(["--json", *arguments]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
-    told = json.loads(captured.err)
-    assert told["exit_code"] == code
-    assert told["error"]
-    assert told["kind"].endswith(("Error", "Parameter"))
-    assert told["retriable"] is False
+    output = json.loads(captured.err)
+    assert output["exit_code"] == code
+    assert output["error"]
+    assert output["kind"].endswith(("Error", "Parameter"))
+    assert output["retriable"] is False
 
 
 @pytest.mark.parametrize("flags", [[], ["--stream"]])
 def test_no_input_at_all(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a program is started that has closed it: told before anything is asked."""
+    """As a program is started that has closed it: reported before anything is asked."""
     monkeypatch.setattr("sys.stdin", None)
     assert run(["log", "write", "c", *flags, "--uri", NOWHERE]) == EXIT_USAGE
     assert "there is no standard input: give --file" in capsys.readouterr().err
@@ -227,12 +227,12 @@ def test_what_is_logged_is_said_as_notes_are(
 
     monkeypatch.setattr(namespace, "open_namespace", open_namespace)
     assert run([*flags, "log", "list", "--uri", NOWHERE]) == EXIT_FAILED
-    told = capsys.readouterr().err.splitlines()
+    output = capsys.readouterr().err.splitlines()
     if flags:
-        logged, failed = map(json.loads, told)
+        logged, failed = map(json.loads, output)
         assert (logged, failed["error"]) == ({"note": "log 'clicks' waits"}, "gone")
     else:
-        assert told == ["log 'clicks' waits", "error: gone"]
+        assert output == ["log 'clicks' waits", "error: gone"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -285,8 +285,8 @@ def test_no_answer_is_a_failure(
     assert run([*command.split(), "--uri", NOWHERE, "--patience", str(patience)]) == EXIT_FAILED
     assert time.monotonic() - began < SESSION_TIMEOUT_S
     waited_s = 0.75 * patience
-    told = f"error: no ZooKeeper answers at 127.0.0.1:1 (waited {waited_s:g} s)\n"
-    assert capsys.readouterr().err == told
+    output = f"error: no ZooKeeper answers at 127.0.0.1:1 (waited {waited_s:g} s)\n"
+    assert capsys.readouterr().err == output
 
 
 @pytest.mark.parametrize("words", ["bookie --help", "dlcore.ops.cli bookie run --help"])

@@ -146,8 +146,8 @@ def test_five_faults_are_named(
     wait_until(lambda: status_of(cluster.uri, capsys)["auditor"] is not None, timeout_s=WAIT_S)
     healthy = Explained(tmp_path, capsys, *uri)
     assert (healthy.faults, healthy.missing) == ({}, {})
-    told = healthy.members[f"dlog-bundle/metrics/proxy-{cluster.proxies[0].pid}.txt"]
-    assert b"\ndlog_" in told
+    scraped = healthy.members[f"dlog-bundle/metrics/proxy-{cluster.proxies[0].pid}.txt"]
+    assert b"\ndlog_" in scraped
 
     # A full disk, a late clock, and a proxy whose address swallows all connections.
     disk = tmp_path / "disk"

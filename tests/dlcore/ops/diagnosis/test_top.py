@@ -1,4 +1,4 @@
-"""The view of `dlog top`, by two looks that nobody took."""
+"""The view of `dlog top`, by two made-up looks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def viewed(now: Look, before: Look | None = None, *, logs_max: int = 10) -> View
 
 
 def test_rates_are_what_came_between_two_looks() -> None:
-    """Of a log that grew; the busiest is the first, and the sums count all."""
+    """Rates of logs that grew; the busiest is the first, and the sums count all."""
     before = Look(at_s=10.0, logs={"a": snapshot_of((4,)), "b": snapshot_of((4,), log="b")})
     logs = {"a": snapshot_of((4,)), "b": snapshot_of((10,), log="b"), "c": snapshot_of((9,))}
     now = Look(at_s=12.0, logs=logs, owners={"b": "proxy"}, left_out=3)
@@ -94,7 +94,7 @@ def test_what_does_not_answer_is_a_row() -> None:
 
 
 def test_auto_recovery_is_shown() -> None:
-    """What it has to do, and whether anybody does it."""
+    """Its open work, and whether a process does it."""
     states = {
         "auditor a:1": STATUS,
         "paused": replace(STATUS, is_paused=True),

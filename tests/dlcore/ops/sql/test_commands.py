@@ -83,7 +83,7 @@ def test_commands(message: Message, command: commands.Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reason"),
     [
         (b"\xff", "does not parse"),
         (b'{"log": "clicks"}', "parse|expected one of Flight SQL"),
@@ -95,9 +95,9 @@ def test_commands(message: Message, command: commands.Command) -> None:
         (packed(pb.TicketStatementQuery(statement_handle=b"\xff")), "does not parse"),
     ],
 )
-def test_what_is_no_command(data: bytes, told: str) -> None:
+def test_what_is_no_command(data: bytes, reason: str) -> None:
     """The error says what would be right."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         command_of(data)
 
 
@@ -121,10 +121,10 @@ def test_a_statement_is_prepared() -> None:
     assert statement == Statement("SELECT 1")
     columns = pa.schema([("a", pa.int32())])
     outer = AnyMessage.FromString(prepared_result(statement, columns))
-    told = pb.ActionCreatePreparedStatementResult.FromString(outer.value)
+    found = pb.ActionCreatePreparedStatementResult.FromString(outer.value)
     assert outer.type_url.endswith(".sql.ActionCreatePreparedStatementResult")
-    assert pa.ipc.read_schema(pa.py_buffer(told.dataset_schema)) == columns
-    handle = told.prepared_statement_handle
+    assert pa.ipc.read_schema(pa.py_buffer(found.dataset_schema)) == columns
+    handle = found.prepared_statement_handle
     query = pb.CommandPreparedStatementQuery(prepared_statement_handle=handle)
     assert command_of(packed(query)) == statement
     close = pb.ActionClosePreparedStatementRequest(prepared_statement_handle=handle)
@@ -213,9 +213,9 @@ def test_tables_about_tables() -> None:
 
 def test_facts_about_the_server() -> None:
     """Those that are asked for and known, or all."""
-    told = information_table([], version="1.2").to_pylist()
-    assert {each["info_name"]: each["value"] for each in told} == {
+    reported = information_table([], version="1.2").to_pylist()
+    assert {each["info_name"]: each["value"] for each in reported} == {
         0: "dlog", 1: "1.2", 3: True, 4: True, 5: False, 8: 0, 9: False,
     }  # fmt: skip
-    told = information_table([8, 12_345], version="1.2").to_pylist()
-    assert told == [{"info_name": 8, "value": 0}]
+    reported = information_table([8, 12_345], version="1.2").to_pylist()
+    assert reported == [{"info_name": 8, "value": 0}]

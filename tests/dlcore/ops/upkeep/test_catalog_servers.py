@@ -40,7 +40,7 @@ NAMESPACE = "PYICEBERG_CATALOG__DLOG__NAMESPACE"
 def test_a_rest_catalog_that_loses_answers(
     tmp_path: Path, request: pytest.FixtureRequest, what: str
 ) -> None:
-    """It has registered a table, or made a commit, and nobody was told; nothing is added twice."""
+    """It has registered a table, or made a commit, and no answer came; nothing is added twice."""
     met: list[str] = []
     fates: list[str] = []
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.records import LogRecordWithDLSN
 
-STRIDE = amount(1, sampled=6)
+STRIDE = amount(1, sampled=11)
 
 
 async def tier_segments(scene: TierScene, *, segments: int = 3, appends: int = 4) -> None:
@@ -194,7 +194,7 @@ def test_a_fork_ends_at_any_entry() -> None:
 
 
 def test_a_fork_is_tiered_truncated_and_expires_by_itself() -> None:
-    """What is written to it becomes cold too, and its retention takes nothing from the source."""
+    """Records written to it become cold too, and its retention takes nothing from the source."""
 
     async def body(scene: TierScene) -> None:
         await tier_segments(scene)

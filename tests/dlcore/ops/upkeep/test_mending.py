@@ -123,7 +123,7 @@ def test_of_the_old_ledgers(is_stored: bool, state: MendState) -> None:
 
 
 def test_of_another_object_of_the_folder() -> None:
-    """Of several the newest first; what differs, or cannot be read, is passed over."""
+    """The newest comes first; one that differs, or cannot be read, is passed over."""
     run = Run()
     own = url_of(LEDGER, 2)
     assert run.listing(f"{FOLDER}/8-t-0-1", f"{FOLDER}/7-t-1-1", own, f"{FOLDER}/9-t-0-1") == Read(
@@ -177,7 +177,7 @@ def test_another_name_after_a_failure_and_then_no_more(event: Event) -> None:
 
 
 def test_stores_that_are_away_end_it() -> None:
-    """The metadata at any step, the objects where they are listed; no hole is told."""
+    """The metadata at any step, the objects where they are listed; no hole is reported."""
     away = MetadataConnectionError("no answer")
     run = Run()
     run.handle(Signal.BEGIN)
@@ -206,7 +206,7 @@ def test_of_many_objects_some_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "changed", "told"),
+    ("number", "changed", "reason"),
     [
         (1, {}, ""),
         (1, {"entries": 3}, "entries 3, and the chain says 2"),
@@ -218,9 +218,9 @@ def test_of_many_objects_some_are_read() -> None:
         (2, {"crc32c": 12, "entries": 1}, "entries 1, and the chain says 2"),
     ],
 )
-def test_the_difference_to_the_chain(number: int, changed: dict[str, object], told: str) -> None:
+def test_the_difference_to_the_chain(number: int, changed: dict[str, object], reason: str) -> None:
     """Each fact that the chain has is compared."""
-    assert difference(LEDGER, number, replace(FACTS, **changed)) == told
+    assert difference(LEDGER, number, replace(FACTS, **changed)) == reason
     assert difference(ledger_of(None), 0, FACTS) == ""
     assert [end_entry_of(LEDGER, n) for n in range(3)] == [2, 4, 6]
 

@@ -108,7 +108,7 @@ def damaged(data: bytes) -> bytes:
 
 
 def test_a_whole_tier() -> None:
-    """All is read once in a period, and nothing is told."""
+    """All is read once in a period, and nothing is reported."""
 
     async def body(at: Scrubbed) -> None:
         assert await at.pass_all() == 0

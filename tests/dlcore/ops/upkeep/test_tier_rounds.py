@@ -109,7 +109,7 @@ def test_a_quiet_log_costs_nothing_until_something_can_be_due() -> None:
 
 
 def test_deleted_logs_are_forgotten() -> None:
-    """What a worker knows is bounded by the logs that there are."""
+    """The memory of a worker is bounded by the logs that there are."""
 
     async def body(scene: TierScene) -> None:
         worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS)
@@ -282,7 +282,7 @@ def test_a_worker_tiers_between_its_rounds(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_after_a_failure_the_next_round_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is away is not asked each few seconds, and is told once in a round."""
+    """A store that is away is not asked each few seconds, and is reported once in a round."""
     monkeypatch.setattr(upkeep_worker, "_EARLY_S", 0.01)
 
     async def body(scene: TierScene) -> None:

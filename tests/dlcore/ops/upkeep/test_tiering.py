@@ -175,7 +175,7 @@ def test_other_entries_than_the_metadata_says(changed: dict[str, Any]) -> None:
 
 
 def test_any_other_error_ends_it() -> None:
-    """Of bookies while an object is made, and of the metadata at each step."""
+    """Losses of bookies while an object is made, and of the metadata at each step."""
     run = Run()
     run.writing()
     error = LedgerReadError("away")

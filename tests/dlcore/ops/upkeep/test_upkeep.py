@@ -154,7 +154,7 @@ def test_a_log_that_fails_is_tried_less_and_less_often() -> None:
         pauses = [pause_s() for _ in range(20)]
         assert pauses[:3] == [0.01, 0.02, 0.04]
         assert pauses[-1] == 600
-        await upkeep.serve()  # nobody asks for it any more
+        await upkeep.serve()  # it is not asked for any more
         assert pause_s() == 0.01
 
     on_scene(body, appends=3)

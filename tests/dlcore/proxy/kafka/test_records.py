@@ -193,9 +193,9 @@ def test_a_bomb_takes_no_memory() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_refused(data: bytes | None, code: ErrorCode, reason: str) -> None:
     """By the code that Kafka has for it, and a reason that says what."""
-    found, told = refused(data)
-    assert found is code, told
-    assert re.search(reason, told), told
+    found, text = refused(data)
+    assert found is code, text
+    assert re.search(reason, text), text
 
 
 def test_a_batch_is_no_larger_than_it_may_be() -> None:

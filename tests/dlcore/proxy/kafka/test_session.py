@@ -167,7 +167,7 @@ def test_versions_are_told_to_everybody(version: int) -> None:
 
 
 def test_mechanisms_that_are_not_served() -> None:
-    """The client is told which there are, and may choose again."""
+    """The client learns which there are, and may choose again."""
     session = unknown()
     (answer,) = session.handle(handshake("SCRAM-SHA-256"))
     assert body_of(answer, messages.SASL_HANDSHAKE, 1).error_code == 33
