@@ -61,7 +61,7 @@ def look(python: str, folder: Path, **options: Any) -> dict[str, Any]:
     """Return what a program finds."""
     command = [python, "-c", LOOK, "some", "words"]
     shown = subprocess.run(
-        command, capture_output=True, check=False, text=True, input="what\nit is told", **options
+        command, capture_output=True, check=False, text=True, input="what\nit gets", **options
     )
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)  # type: ignore[no-any-return]
@@ -144,10 +144,10 @@ def test_asyncio_waits_for_it() -> None:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        shown, _ = await process.communicate(b"told\n")
+        shown, _ = await process.communicate(b"sent\n")
         return shown, process.returncode
 
-    assert asyncio.run(scenario()) == (b"told\n", 5)
+    assert asyncio.run(scenario()) == (b"sent\n", 5)
 
 
 @pytest.mark.parametrize(("given", "shown"), [("go\nrest", "rest"), ("", "")])
@@ -170,7 +170,7 @@ def test_a_module_runs_as_the_main_one() -> None:
     assert (forked.returncode, forked.stderr) == (other.returncode, other.stderr) != (0, "")
 
 
-def test_what_a_fork_cannot_be_starts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_forked_starts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its usual name, or with other variables of Python's, it is not forked."""
     assert loaded(LOADED_PYTHON)
     assert not loaded(sys.executable)

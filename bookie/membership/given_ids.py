@@ -62,7 +62,7 @@ class Ledgers(Protocol):
 class Need(enum.Enum):
     """The state that a request needs its ledger to have."""
 
-    ALLOCATED = "its id was given to somebody"
+    ALLOCATED = "its id was given to a client"
     THERE = "it has metadata"
     OPEN = "its writer may add to it"
 

@@ -221,6 +221,10 @@ class Writes:
             self._followers.wake(entry.ledger_id)
         return durable
 
+    async def end_waiting(self) -> None:
+        """Refuse writes that wait to hear whether their ledger's id was given, and ask no more."""
+        await self._given_ids.aclose()
+
     def _check_log(self) -> None:
         self._status.check_open()
         self._core.log.commits.check()

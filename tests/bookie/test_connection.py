@@ -292,7 +292,7 @@ def test_a_client_without_a_timely_handshake_gets_an_error(tmp_path: Path) -> No
     run(scenario)
 
 
-def test_who_was_refused_gets_nothing_more(
+def test_a_refused_client_gets_nothing_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A follower that broke the protocol, and does not hang up: news are no defect to be logged."""
@@ -316,7 +316,7 @@ def test_who_was_refused_gets_nothing_more(
     assert not caplog.records
 
 
-def test_who_takes_nothing_for_long_is_given_up(
+def test_a_client_that_takes_nothing_for_long_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And its share of the budget is there again."""

@@ -411,7 +411,7 @@ class Looked(tuple[SegmentView, ...]):
         return map(self.__getitem__, reversed(range(len(self))))
 
 
-def test_what_a_trigger_asks_of_a_log_does_not_grow_with_its_history() -> None:
+def test_the_requests_of_a_trigger_do_not_grow_with_a_logs_history() -> None:
     """It is asked for each log, however many segments that has."""
     many = [(lssn, 10 * lssn, 2, 10) for lssn in range(1, 1001)]
     found = snapshot(DLSN(1, 0, 0), DLSN(1000, 2, 0), *many)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.integration
 PROXIES = 3
 WAIT_S = 120
 REST_S = 0.1
-"""Of each of two dozen writers: with shorter rests their writes are most of what the test costs."""
+"""The rest of each of two dozen writers; if it is shorter, their writes are most of the cost."""
 TOLERANCE = 0.2
 OPTIONS = (
     "--rebalance-after-s=1",

@@ -67,7 +67,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_things_that_are_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines, classes above the limits, definitions that are new, and packages."""
     monkeypatch.setattr(counts, "ATTRIBUTES_MAX", 2)
     monkeypatch.setattr(counts, "METHODS_MAX", 1)
@@ -92,7 +92,7 @@ def test_a_module_counts_if_most_records_pass_it() -> None:
     assert list(found.client) == ["c", "b"]
 
 
-def test_what_is_printed() -> None:
+def test_lines_that_are_printed() -> None:
     """Rooms are packages; of dlcore's modules in a bookie the calls count alone."""
     client = {"dlcore.log.writer": 3, "dlcore.wire.frames": 1, "dlcore.log.batches": 2}
     bookie = {"dlcore.wire.frames": 5, "bookie.ledger_state": 1, "bookie.files.log": 1}

@@ -1,4 +1,4 @@
-"""Failures of one item of a sweep: each is told once, with one advice."""
+"""Failures of one item of a sweep: each is logged once, with one advice."""
 
 from __future__ import annotations
 

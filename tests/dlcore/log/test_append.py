@@ -287,7 +287,7 @@ def test_the_first_failure_is_the_last_word() -> None:
     assert machine.error is FENCED
 
 
-def test_what_could_not_be_sent_fails_with_the_reason() -> None:
+def test_an_unsent_write_fails_with_the_reason() -> None:
     """Nothing was in flight: the first in the queue is what failed, the others never left."""
     machine = appender()
     machine.add_record(1, b"a" * 300, "a")
@@ -487,7 +487,7 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     assert isinstance(overtaken.error, OwnershipAcquireFailedError)
 
 
-@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.ASIDE])
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.PAUSE])
 def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> None:
     """Another owner is to read it; a writer that only pauses knows them."""
     producers: Producers[str] = Producers()

@@ -71,7 +71,7 @@ class Batches(Batcher[int]):
 
 
 @for_each(range(30))
-def test_what_is_counted_is_what_was_accepted(seed: int) -> None:
+def test_only_accepted_records_are_counted(seed: int) -> None:
     """Whenever a caller asks, and whether records are admitted one by one or many at once."""
     rng = random.Random(seed)
     queue, pending = Batches(), (0, 0)
@@ -141,7 +141,7 @@ def test_bounds_are_kept_to_the_record(seed: int) -> None:
     queue.add_record(1, b"", 0)
 
 
-def test_what_a_record_is_not_is_refused() -> None:
+def test_a_value_that_is_no_record_is_refused() -> None:
     """By the same rules as `checked_payload`, within a grant as well; the longest one is taken."""
     queue = Batches(batch_bytes=2**30)
     for txid, payload, error in (

@@ -68,7 +68,7 @@ def test_one_that_waits_and_is_given_up() -> None:
     at.validate()
 
 
-def test_what_lies_ahead_leaves_a_slot_and_bytes() -> None:
+def test_the_read_ahead_leaves_a_slot_and_bytes() -> None:
     """A wanted one is read at once, beside a reader that takes nothing."""
     at = budget(3, 400)
     a, b, c = parts(10, 10, 10)

@@ -85,7 +85,7 @@ def test_creations_and_deletions_are_reported_once() -> None:
     assert world.look("b", "a") == [(DELETED, "a", None)]
 
 
-def test_a_log_that_was_created_again_is_told_as_deleted_and_created() -> None:
+def test_a_log_that_was_created_again_is_reported_as_deleted_and_created() -> None:
     """Its name is the same, and it is another one."""
     world = World()
     world.create("a")
@@ -94,7 +94,7 @@ def test_a_log_that_was_created_again_is_told_as_deleted_and_created() -> None:
     assert world.look("a") == [(DELETED, "a", None), (CREATED, "a", None)]
 
 
-def test_a_look_that_is_older_than_what_was_told() -> None:
+def test_a_look_that_is_older_than_the_reports() -> None:
     """A log that is not in it and lives is still there."""
     world = World()
     empty = world.listed(bucket_of("a"))

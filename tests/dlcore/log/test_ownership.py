@@ -205,7 +205,7 @@ def test_attempts_that_are_overtaken_end() -> None:
     assert "owned by another writer" in str(denied(bench.read(None)))
 
 
-def test_what_the_store_refuses_ends_it() -> None:
+def test_a_refusal_of_the_store_ends_it() -> None:
     """A log that is gone, a store that is closed, a head that cannot be read."""
     gone = denied(Bench().handle(CallFailed(CREATE, NoNodeError("no parent"))))
     assert isinstance(gone, LogNotFoundError)

@@ -1,7 +1,7 @@
 """Goal: truncation frees the ledgers before the first kept position, within a segment too.
 
-Method: logs in memory whose extents are ledgers of their own.  What is left is read from every
-side, and has the positions, numbers and times that it had.
+Method: logs in memory whose extents are ledgers of their own.  The rest is read from every side,
+and has the positions, numbers and times that it had.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def test_canonical_positions() -> None:
     assert SNAPSHOT.canonical(DLSN(9, 0, 0)) == SNAPSHOT.end
 
 
-def test_what_is_inside_and_what_is_truncated() -> None:
+def test_records_inside_and_truncated_ones() -> None:
     """Half-open: the end is not inside."""
     snapshot = snapshot_of([3], [2], first=DLSN(1, 1, 2))
     assert not snapshot.contains(DLSN(1, 1, 1))

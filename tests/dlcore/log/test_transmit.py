@@ -196,7 +196,7 @@ def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
     assert transmitter.queued_bytes == 0
 
 
-def test_what_was_not_written_is_told_in_words() -> None:
+def test_unwritten_records_are_described_in_words() -> None:
     """The queue in the order of writing: in flight, waiting, and not full yet."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=300)
     assert transmitter.unacknowledged() is None

@@ -84,8 +84,8 @@ def test_a_call_says_how_it_wants_to_be_served() -> None:
     forwarder = Forwarder("grpc://a:1", "session", zoe)
     given = [*forwarder.metadata(), ("dlog-forward", "true")]
     assert wish_of(given) == Wish(forward=False, forwarder=forwarder)
-    nobody = Caller(ANONYMOUS, "x")
-    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", nobody)
+    anonymous = Caller(ANONYMOUS, "x")
+    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", anonymous)
     with pytest.raises(ConfigurationError, match="'Zoë': expected user:NAME"):
         wish_of([("dlog-forwarded-by", "x"), ("dlog-forwarded-for-bin", "Zoë".encode())])
     with pytest.raises(ConfigurationError, match=r"dlog-forward='yes': expected true or false"):

@@ -199,7 +199,7 @@ def watched(
     return exit_code, watcher
 
 
-def test_a_process_that_ends_by_itself_is_told_once(
+def test_a_process_that_ends_by_itself_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each of these may be missed: the rest goes on until it is stopped."""

@@ -87,7 +87,7 @@ def test_a_command_imports_little(
     assert len(own) <= modules_max
 
 
-def test_what_is_loaded_lazily_is_all_there() -> None:
+def test_lazily_loaded_modules_are_complete() -> None:
     """The stand-in of a module has all of it; its parts and later imports are the real ones."""
     code = """if True:
         import sys

@@ -77,7 +77,7 @@ def plan(*weights: int, policy: MergePolicy = POLICY) -> tuple[int, int] | None:
         ((2_000, 1_000_000, 2_000, 1_000_000, 2_000, 2_000), None),
     ],
 )
-def test_what_is_merged(weights: tuple[int, ...], run: tuple[int, int] | None) -> None:
+def test_extents_that_are_merged(weights: tuple[int, ...], run: tuple[int, int] | None) -> None:
     """Adjacent ones that together weigh four times the heaviest of them; the lightest first."""
     assert plan(*weights) == run
 

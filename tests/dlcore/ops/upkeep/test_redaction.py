@@ -125,7 +125,7 @@ def test_an_obstacle_forbids_to_begin() -> None:
     assert str(effect.outcome) == "a fork; a table"
 
 
-def test_what_is_left_is_tried_again_until_patience_is_over() -> None:
+def test_the_rest_is_tried_again_until_patience_is_over() -> None:
     """Goal: a store that is away stops no other step; the reasons are those of the last round."""
     steps = Steps()
     steps.send_all(Signal.BEGIN, Scanned(is_begun=True, kept=("a truncated segment",)))
