@@ -39,7 +39,7 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlcore.base.steps import run_to_end
+from dlcore.base.machines import run_to_end
 from dlcore.log.cold import iceberg_tables
 from dlcore.log.cold.delta_log import DeltaState
 from dlcore.log.cold.files_kept import FilesKept

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.backoff import Backoff
 from dlcore.base.errors import BookieStorageError, DLError, LedgerNotFoundError
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.metadata.values import LedgerState, write_set
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:

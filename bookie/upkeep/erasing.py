@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import DLError, NoNodeError
-from dlcore.ledger.metadata.erasing import Erased, Erasure
+from dlcore.ledger.metadata.values import Erased, Erasure
 from dlcore.metadata.changing import change_node
 from dlcore.metadata.stored import decode, encode
 

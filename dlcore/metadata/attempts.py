@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import MetadataConnectionError
-from dlcore.base.steps import Pause
+from dlcore.base.machines import Pause
 from dlcore.metadata.port import CONFLICTS, UNANSWERED
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from dlcore.base.errors import (
     MetadataConnectionError,
 )
 from dlcore.metadata.answers import ConnectionHandler, in_thread
-from dlcore.metadata.kazoo_client import client_of
-from dlcore.metadata.kazoo_log import KazooLog
+from dlcore.metadata.kazoo_client import KazooLog, client_of
 from dlcore.metadata.port import SessionState, StoreFigures
 from dlcore.metadata.requests import session_token_of
 from dlcore.metadata.sending import Requests

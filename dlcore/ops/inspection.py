@@ -27,8 +27,7 @@ from dlcore.base.errors import (
 from dlcore.base.html_tables import ShownFields
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.entries.body import decode_entry_header
-from dlcore.log.metadata.chunks import ChunkMissingError
-from dlcore.log.metadata.history import LogHistory
+from dlcore.log.metadata.history import ChunkMissingError, LogHistory
 from dlcore.log.metadata.listing import list_logs
 from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.metadata.store import persistently

@@ -28,6 +28,7 @@ from dlcore.flight.actions import described
 from dlcore.flight.answers import (
     AccessRules,
     BegunProducer,
+    CommittedAppend,
     ForkedLog,
     LivingProxies,
     NoAnswer,
@@ -50,15 +51,15 @@ from dlcore.flight.requests import (
     RenameRequest,
     RulesRequest,
     SchemaRequest,
+    SeenPosition,
     SettingsRequest,
     StreamRequest,
     TruncateRequest,
 )
 from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.subscriptions import SubscriptionHold, list_subscriptions
 from dlcore.log.upkeep.forks import fork_log
 from dlcore.proxy.reading.planning import Planning
-from dlcore.proxy.reading.subscriptions import Subscriptions
-from dlcore.proxy.writing.appends import Appends
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -67,10 +68,111 @@ if TYPE_CHECKING:
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.health import Check
     from dlcore.flight.actions import Action
+    from dlcore.flight.appends import AppendRequest
     from dlcore.flight.needs import Pass
+    from dlcore.flight.requests import ForgetRequest, MoveRequest, SubscriptionsRequest
+    from dlcore.log.staging.append import DirectStagedAppend
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
     from dlcore.proxy.writing.put import PutService
+
+
+class Subscriptions:
+    """The stored positions of subscribers that read through one proxy.
+
+    These clients have no ZooKeeper sessions, so tokens identify them.
+    """
+
+    def __init__(self, namespace: DirectNamespace) -> None:
+        self._context = namespace.log_context
+
+    async def show(self, request: SubscriptionsRequest) -> answers.Subscriptions:
+        """Return the positions of a log by subscriber.  Raises: LogNotFoundError, MetadataError."""
+        log = await self._key_of(request)
+        found = await list_subscriptions(self._context, log, request.subscriber)
+        return answers.Subscriptions(
+            {
+                subscriber: SeenPosition(str(seen.position), seen.mark)
+                for subscriber, seen in found.items()
+            }
+        )
+
+    async def _key_of(self, request: SubscriptionsRequest | MoveRequest | ForgetRequest) -> LogKey:
+        """Return the log of a request; its id, if given, finds the log under a new name as well."""
+        if request.log_id is None:
+            return await self._context.logs.find(request.log)
+        return LogKey(name=request.log, log_id=request.log_id)
+
+    async def move(self, request: MoveRequest) -> answers.MovedSubscription:
+        """Store a position by compare-and-set; return the new mark.
+
+        Raises:
+            SubscriptionMovedError: the stored state differs from the request's mark.
+            OwnershipAcquireFailedError: a reader of `dlcore` holds the subscriber's lock.
+            OverCapacityError: the log keeps as many positions as it may.
+            LogNotFoundError, ConfigurationError, MetadataError.
+        """
+        position = DLSN.parse(request.dlsn)
+        hold = SubscriptionHold(self._context, await self._key_of(request), request.subscriber)
+        timeout_s = self._context.config.lock_timeout_s if request.waits else 0
+        try:
+            mark = await hold.move(
+                position, token=request.token, mark=request.mark, timeout_s=timeout_s
+            )
+        finally:
+            await hold.release()
+        return answers.MovedSubscription(mark)
+
+    async def forget(self, request: ForgetRequest) -> answers.NoAnswer:
+        """Remove a subscription that has no reader.  Raises: as `move`."""
+        hold = SubscriptionHold(self._context, await self._key_of(request), request.subscriber)
+        try:
+            await hold.forget(request.mark)
+        finally:
+            await hold.release()
+        return answers.NoAnswer()
+
+
+class Appends:
+    """Performs atomic appends for clients without access to the metadata store.
+
+    Any proxy can perform an append, as a `StagedAppend` of `dlcore`.  The client chooses the
+    append's token and keeps it for all attempts.  By the token any proxy recognizes an append whose
+    answer was lost.
+    """
+
+    def __init__(self, namespace: DirectNamespace) -> None:
+        self._namespace = namespace
+
+    async def commit(self, request: AppendRequest) -> CommittedAppend:
+        """Append staged extents to their logs: all or nothing, once.
+
+        Raises: as `DirectStagedAppend.commit`.
+        """
+        async with await self._begin(request) as append:
+            result = await append.commit(request.all_extents(), replaces=request.replaces)
+        return CommittedAppend(result.already_committed)
+
+    async def abort(self, request: AppendRequest) -> NoAnswer:
+        """Drop staged extents, unless they are committed.  Raises: MetadataError."""
+        async with await self._begin(request) as append:
+            await append.abort(request.all_extents())
+        return NoAnswer()
+
+    async def _begin(self, request: AppendRequest) -> DirectStagedAppend:
+        if not request.token:
+            raise ConfigurationError("token='': expected a string that is unique to the append")
+        return await self._namespace.begin_append(
+            request.identity,
+            request.version,
+            shared=request.shared,
+            run=request.run,
+            lock_timeout_s=request.lock_timeout_s,
+            strict=request.strict,
+            after=request.after,
+            token=request.token,
+        )
+
 
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
 Report: TypeAlias = "Callable[[], dict[str, object]]"

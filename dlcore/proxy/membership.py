@@ -11,18 +11,24 @@ its head decide which proxy owns the log.  The list only determines which proxy 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
+import secrets
+import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dlcore.log.metadata.store import LogStore
+from dlcore.base.background import BackgroundTasks, end_tasks
+from dlcore.base.errors import MetadataError, NoNodeError
+from dlcore.base.features import own_release
+from dlcore.log.metadata.owner import SessionNode
+from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.paths import unescape
-from dlcore.metadata.stored import decode_or_tell
+from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.proxy.load import LiveProxy, ProxyLoad
 from dlcore.proxy.outages import Outages
-from dlcore.proxy.presence import Presence
-from dlcore.proxy.probing import Probes, refuses_connections
 from dlcore.proxy.rendezvous import preferred_owner
 
 if TYPE_CHECKING:
@@ -33,6 +39,145 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
+
+_LEAVE_S = 2.0
+_SECRET_BYTES = 32
+
+
+class Presence:
+    """One proxy's, from `enter` to `leave`, and again after another `enter`.
+
+    Args:
+        path: that of its node.
+        kafka: where it listens for Kafka's clients.
+    """
+
+    def __init__(self, store: MetadataStore, path: str, *, kafka: str | None) -> None:
+        self.secret = secrets.token_hex(_SECRET_BYTES)
+        """The proof that a call is this proxy's, for those that may read the metadata."""
+        self.kafka = kafka
+        self.has_left = False
+        """Whether it has left, even if others may still see it."""
+        self._store = store
+        self._node = SessionNode(store, path)
+        self._node.value = encode(self._entry())
+        self._tasks = BackgroundTasks()
+        self._vanishing: asyncio.Task[None] | None = None
+
+    async def publish_load(self, load: ProxyLoad) -> None:
+        """Publish its load.  Raises: MetadataError: it may not be published."""
+        await self._node.put(encode(self._entry(load)))
+
+    def _entry(self, load: ProxyLoad | None = None) -> LiveProxy:
+        return LiveProxy(secret=self.secret, load=load, release=own_release(), kafka=self.kafka)
+
+    async def enter(self) -> None:
+        """Make its node.  Raises: MetadataError."""
+        if self.has_left:
+            if self._vanishing is not None:
+                await end_tasks(self._vanishing)
+            entry = self._node.value
+            self._node = SessionNode(self._store, self._node.path)
+            self._node.value = entry
+        await self._node.ensure()
+        self.has_left = False
+
+    async def leave(self) -> None:
+        """Remove its node, now or in the background.  Idempotent."""
+        self.has_left = True
+        await self._node.aclose()
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._store.delete(self._node.path)
+        except NoNodeError:
+            pass
+        except (MetadataError, TimeoutError):
+            # While other proxies still see it, they redirect clients to it; it redirects them back.
+            self._vanishing = self._tasks.start(self._vanish(), name="leaving the live proxies")
+
+    async def _vanish(self) -> None:
+        try:
+            await persistently(lambda: self._store.delete(self._node.path))
+        except NoNodeError:
+            pass
+        except MetadataError as error:
+            logger.warning(
+                "%s goes with the session: %s; to do: nothing, clients find other proxies after "
+                "that",
+                self._node.path,
+                error,
+            )
+
+    async def aclose(self) -> None:
+        """Let the node vanish with the session, unless it was removed before."""
+        await self._node.aclose()
+        await self._tasks.aclose()
+
+
+_PROBE_S = 0.5
+"""Timeout of a probe.  A host without the process refuses at once; silence proves nothing."""
+
+
+async def refuses_connections(location: str) -> bool:
+    """Return whether the host of a proxy's location refuses connections: no process serves there.
+
+    A host that does not answer, or has no address, does not count: only we may be cut off from it.
+    """
+    host, _, port = location.partition("://")[2].rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            refusals = [await _refuses(*address[:2]) for *_, address in found]
+    except (OSError, TimeoutError, ValueError):
+        return False
+    return all(refusals) and bool(refusals)
+
+
+async def _refuses(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return True
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return False
+
+
+class Probes:
+    """Probes whether other proxies, unreachable for a client, are dead; calls for one share one.
+
+    Args:
+        probe: returns whether the host of a location refuses connections.
+    """
+
+    def __init__(
+        self, probe: Callable[[str], Coroutine[Any, Any, bool]] = refuses_connections
+    ) -> None:
+        self._probe = probe
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._tasks = BackgroundTasks()
+
+    async def is_gone(self, location: str) -> bool:
+        """Return whether a location refuses connections now."""
+        running = self._running.get(location)
+        if running is None:
+            running = self._tasks.start(self._probe(location), name=f"looking for {location}")
+            self._running[location] = running
+            running.add_done_callback(lambda _: self._running.pop(location, None))
+        is_gone = await asyncio.shield(running)
+        if is_gone:
+            logger.warning(
+                "the proxy at %s is gone: no process listens there; to do: start it again if it "
+                "should run; others serve its logs",
+                location,
+            )
+        return is_gone
+
+    async def aclose(self) -> None:
+        """Give up probes under way."""
+        await self._tasks.aclose()
 
 
 class Membership:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,12 +26,13 @@ from dlcore.base.http_options import http_address_of
 from dlcore.base.listening.operator_port import Operated, operator_port
 from dlcore.flight.calls import keepalive_options
 from dlcore.metadata.binding import read_binding
+from dlcore.metadata.cluster_settings import ClusterSettingsStore
 from dlcore.metadata.operated import METRICS as METADATA_METRICS, source_of
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.callers import Callers
+from dlcore.proxy.config import LIVE_SETTINGS
 from dlcore.proxy.gatekeeper import Gatekeeper
 from dlcore.proxy.health import Health
-from dlcore.proxy.live import LiveSettings
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.metrics import METRICS, ProxyMetrics, checks
 from dlcore.proxy.reading.serving import ReadPath
@@ -42,16 +44,53 @@ from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.health import Check
     from dlcore.base.listening.http_server import HttpServer
     from dlcore.log.context import LogContext
+    from dlcore.metadata.cluster_settings import Value
+    from dlcore.metadata.following import NodeFollower
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.kafka.server import KafkaServer
 
 logger = logging.getLogger(__name__)
+
+
+class LiveSettings:
+    """The configuration of a proxy, with the settings of its cluster, which it takes over.
+
+    Args:
+        given: what the proxy was started with.
+        parts: called with each new configuration.
+    """
+
+    def __init__(self, given: ProxyConfig, *parts: Callable[[ProxyConfig], None]) -> None:
+        self._given = self._config = given
+        self._parts = parts
+
+    def follow(self, store: MetadataStore, paths: NamespacePaths) -> NodeFollower:
+        """Take over the settings of the cluster, soon and after each change, until it is closed."""
+        return ClusterSettingsStore(store, paths).follow("proxy", self.configure)
+
+    def configure(self, settings: Mapping[str, Value]) -> None:
+        """Take over the settings of the cluster; the others are as they were given.
+
+        Raises:
+            ConfigurationError: a value is wrong; nothing changes.
+        """
+        known = {key: value for key, value in settings.items() if key in LIVE_SETTINGS}
+        config = replace(self._given, **known)  # type: ignore[arg-type]  # checked
+        if config == self._config:
+            return
+        logger.info("settings of the cluster are in use: %s", known)
+        self._config = config
+        for configure in self._parts:
+            configure(config)
+
 
 _STOP_GRACE_S = 1.0
 _READ_ON_S = 0.5

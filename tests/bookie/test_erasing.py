@@ -21,8 +21,7 @@ from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage import GarbageJudge
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.errors import BookieUnavailableError, CorruptMetadataError, MetadataError
-from dlcore.ledger.metadata.erasing import Erased, Erasure
-from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.metadata.values import Erased, Erasure, LedgerState
 from dlcore.metadata.stored import decode, encode
 from tests.bookie.test_garbage_collector import OWN, PATHS, Bench, bench
 from tests.fixtures.aio import run

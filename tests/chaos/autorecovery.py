@@ -27,8 +27,7 @@ from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
-from dlcore.ops.autorecovery.joining import joined
-from dlcore.ops.autorecovery.service import AutoRecovery
+from dlcore.ops.autorecovery.service import AutoRecovery, joined
 from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
 from dlcore.wire.client import WireBookieClient

@@ -32,9 +32,9 @@ from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
 from dlcore.ops.autorecovery.auditor import Auditor
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
-from dlcore.ops.autorecovery.election import Election
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.maintenance import Maintenance
+from dlcore.ops.autorecovery.service import Election
 from dlcore.ops.autorecovery.values import ElectedAuditor
 from dlcore.ops.autorecovery.worker import Worker
 from dlcore.ops.inspection import audit_ledgers, find_nameless, inspect_log

@@ -24,7 +24,7 @@ from dlcore.base.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.base.records import LogRecord
-from dlcore.log.staging.commit_driver import CommitDriver
+from dlcore.log.staging.append import CommitDriver
 from dlcore.metadata.attempts import Store
 from dlcore.sync import open_namespace
 from dlspark.commit import AppendIdentity

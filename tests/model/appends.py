@@ -30,7 +30,7 @@ from dlcore.base.errors import (
     MetadataError,
     WriteError,
 )
-from dlcore.base.steps import CallFailed, Ended
+from dlcore.base.machines import CallFailed, Ended
 from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.metadata.nodes import head_of
 from dlcore.log.metadata.segment import Extent

@@ -22,8 +22,7 @@ from dlcore.base.errors import (
     LedgerReadError,
     MetadataVersionError,
 )
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState, write_set
 from dlcore.ledger.reading import reader as reader_module
 from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
 from dlcore.ledger.reading.range_read import RangeReader

@@ -14,7 +14,7 @@ from dlcore.log.metadata.values import Mark
 from dlcore.log.reading.holding import Seen
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.metadata.port import ANY_VERSION
-from dlcore.proxy.reading.subscriptions import Subscriptions
+from dlcore.proxy.actions import Subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from dlcore.log.reading.holding import Hold, Take
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.log.upkeep import removal, retention
 from dlcore.log.writing import renaming, truncation
-from dlcore.log.writing.settings import SettingsFollower
+from dlcore.log.writing.writer import SettingsFollower
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put
 from dlcore.ops.upkeep import expiry
 

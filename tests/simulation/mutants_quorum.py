@@ -14,8 +14,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from dlcore.ledger.metadata import store as store_module
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState, write_set
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:

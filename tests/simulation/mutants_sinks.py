@@ -14,7 +14,7 @@ from dlcore.backends.flight.staging import FlightStagingWriter
 from dlcore.log.metadata.commits import decide
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit, Plan
-from dlcore.proxy.writing.appends import Appends
+from dlcore.proxy.actions import Appends
 from dlcore.proxy.writing.staging import Stagings
 from dlspark import commit, sessions, staging
 

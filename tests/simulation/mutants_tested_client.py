@@ -8,10 +8,10 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from dlcore.base.errors import LedgerFencedError, MetadataConnectionError
-from dlcore.ledger.metadata import quorum as quorum_module
-from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata import values as quorum_module
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import write_set
 from dlcore.ledger.placing import health as health_module, placement as placement_module
 from dlcore.ledger.placing.health import Conduct
 from dlcore.ledger.placing.placement import Topology, _Filling

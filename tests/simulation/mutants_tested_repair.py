@@ -22,11 +22,11 @@ from dlcore.ops.autorecovery.audit import BookieAudit, Shortage
 from dlcore.ops.autorecovery.auditor import Auditor
 from dlcore.ops.autorecovery.check import Held, Unknown
 from dlcore.ops.autorecovery.copying import EntryCopier, Throttle
-from dlcore.ops.autorecovery.election import Election
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.maintenance import Maintenance
 from dlcore.ops.autorecovery.repair import LedgerRepairer
 from dlcore.ops.autorecovery.runner import PausableRunner
+from dlcore.ops.autorecovery.service import Election
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:

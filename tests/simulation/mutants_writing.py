@@ -10,9 +10,8 @@ from unittest.mock import patch
 from msgspec import structs
 
 from dlcore.base.errors import MetadataConnectionError
-from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState, write_set
 from dlcore.ledger.reading.follow import FollowState, LedgerFollow
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer

@@ -7,13 +7,14 @@ from msgspec.structs import replace
 
 from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.quorum import is_covered, write_set
 from dlcore.ledger.metadata.values import (
     COLD_LAYOUT,
     Ensemble,
     LedgerMetadata,
     LedgerState,
     StoredObject,
+    is_covered,
+    write_set,
 )
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import SegmentEnd, Totals, pack

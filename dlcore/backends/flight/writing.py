@@ -34,8 +34,7 @@ from dlcore.flight.producer_client import (
 )
 from dlcore.log.entries.batcher import parts_of
 from dlcore.log.entries.stamp import GENERATED_PREFIX
-from dlcore.log.writing.left_open import left_open
-from dlcore.log.writing.records_writer import AsyncLogWriter
+from dlcore.log.writing.records_writer import AsyncLogWriter, left_open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

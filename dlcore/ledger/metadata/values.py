@@ -16,7 +16,7 @@ from dlcore.base.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set as AbstractSet
 
 
 COLD_LAYOUT = 3
@@ -216,3 +216,47 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
         return replace(
             self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length_bytes=length_bytes
         )
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to all bookies to remove every byte of ledgers that are gone, made at `asked_ms`.
+
+    The caller deleted its `ledgers` before, so bookies need no other proof of that.  It is a node
+    below ``bookies/erasures``, with one node below it for each bookie that has answered.  It stays
+    until its maker has all answers, so a bookie that is down answers later.
+    """
+
+    layout: int = LAYOUT
+    ledgers: tuple[Count, ...]
+    asked_ms: Count
+
+
+class Erased(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a bookie, which has this incarnation; `waits` says why bytes are left."""
+
+    layout: int = LAYOUT
+    incarnation: str
+    waits: str = ""
+
+
+def write_set(quorum: QuorumConfig, entry_id: int) -> tuple[int, ...]:
+    """Return the ensemble positions that store `entry_id` (round-robin striping)."""
+    assert entry_id >= 0
+    return tuple((entry_id + i) % quorum.ensemble_size for i in range(quorum.write_quorum_size))
+
+
+def is_covered(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
+    """Return whether no write set can still reach an ack quorum without a position in `known`.
+
+    `known` holds the positions that answered (yes or proven no).  In every write set fewer than Qa
+    positions may be unknown.  This is the exact form (bookkeeper.md section 1.2).
+    """
+    return all(
+        sum(position not in known for position in write_set(quorum, first)) < quorum.ack_quorum_size
+        for first in range(quorum.ensemble_size)
+    )
+
+
+def first_followed(ledger_id: int, ensemble_size: int) -> int:
+    """Return the position of the bookie that followers ask first; it gets each LAC first."""
+    return ledger_id % ensemble_size

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING
 
-from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import write_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

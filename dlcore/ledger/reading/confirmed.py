@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.ledger.metadata.quorum import is_covered, write_set
+from dlcore.ledger.metadata.values import is_covered, write_set
 from dlcore.ledger.reading.claims import vouched_and_claimed
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from dlcore.base.errors import LedgerReadError
 from dlcore.base.machines import Machine, State, Transitions
-from dlcore.ledger.metadata.quorum import first_followed
-from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.metadata.values import LedgerState, first_followed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -33,7 +33,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import write_set
 from dlcore.wire.digest import decode_frame, decode_run
 from dlcore.wire.frames import FrameRun
 

@@ -66,8 +66,13 @@ from dlcore.base.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.base.machines import Machine, State, Transitions
-from dlcore.ledger.metadata.quorum import first_followed, is_covered, write_set
-from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import (
+    LedgerMetadata,
+    LedgerState,
+    first_followed,
+    is_covered,
+    write_set,
+)
 from dlcore.ledger.placing.placement import Topology, choose_replacements
 from dlcore.wire.digest import BytesLike, EntryFrame, encode_frame, frame_parts
 

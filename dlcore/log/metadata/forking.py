@@ -34,8 +34,7 @@ from dlcore.base.errors import (
     DLError,
     LogExistsError,
 )
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
+from dlcore.base.machines import CallFailed, Ended, Pause, State, StepMachine, Transitions
 from dlcore.log.metadata.changes import plan_settings
 from dlcore.log.metadata.nodes import decode_node
 from dlcore.log.metadata.values import (

@@ -44,8 +44,7 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, StepMachine
+from dlcore.base.machines import CallFailed, Ended, State, StepMachine, Transitions
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import LAYOUT, Count, Number

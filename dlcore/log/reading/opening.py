@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.reading.broken import BrokenEntries
 from dlcore.log.reading.cursor import ReadCursor, TruncationRule
 from dlcore.log.reading.log_range import LogRange
 from dlcore.log.reading.ranges import RangeExtent, RangeView, position_of
@@ -17,7 +16,7 @@ from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, LogFollower
 from dlcore.log.reading.subscriptions import SubscriptionHold
-from dlcore.log.reading.tail_driver import SEGMENTS_AHEAD, Fetcher
+from dlcore.log.reading.tail_driver import SEGMENTS_AHEAD, BrokenEntries, Fetcher
 from dlcore.log.typed.arrow import schema_of
 
 if TYPE_CHECKING:

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.log.context import LogContext
-    from dlcore.log.reading.broken import BrokenEntries
     from dlcore.log.reading.rows_reader import RowsWanted
     from dlcore.log.reading.schemas import KnownSchemas
     from dlcore.log.reading.subscriptions import SubscriptionHold
     from dlcore.log.reading.tail import FetchedEntry
-    from dlcore.log.reading.tail_driver import Fetcher
+    from dlcore.log.reading.tail_driver import BrokenEntries, Fetcher
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.features import own_release
-from dlcore.base.steps import run_to_end
+from dlcore.base.machines import run_to_end
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.reading.holding import (

@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.errors import DLError, UnexpectedError
+from dlcore.base.errors import DLError, LedgerNotFoundError, UnexpectedError
 from dlcore.log.reading.cursor import FollowExtent
-from dlcore.log.reading.extent_ledgers import ExtentLedgers
 from dlcore.log.reading.tail import (
     Alarm,
     AlarmAt,
@@ -41,21 +40,19 @@ from dlcore.log.reading.tail import (
 from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from dlcore.base.config import LogConfig
+    from dlcore.ledger.reading.follow import FollowStep
+    from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.history import LogHistory
     from dlcore.log.metadata.values import LogState
-    from dlcore.log.reading.broken import BrokenEntries
     from dlcore.log.reading.cursor import ReadCursor, ReadExtent
     from dlcore.log.reading.tail import FetchedEntry
     from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
-
-SEGMENTS_AHEAD = 50
-"""Segments whose metadata a reader knows in advance: a log may have very many."""
 
 
 class _Stream(NamedTuple):
@@ -279,3 +276,117 @@ class Fetcher:
             return False
         self._handle(Pushed(frame))
         return True
+
+
+class BrokenEntries:
+    """Entries of which no replica is undamaged: an error, or skipped and counted on request.
+
+    A missing entry, or one whose bookies do not answer, is always an error.
+    """
+
+    def __init__(self, log: str, *, skip: bool) -> None:
+        self._log = log
+        self.skips = skip
+        """Whether broken entries are skipped."""
+        self.count = 0
+
+    def meet(self, lssn: int, entry_id: int, error: DLError) -> None:
+        """Count a broken entry that is skipped; raise `error` if none may be."""
+        if not self.skips:
+            raise error
+        self.count += 1
+        logger.warning(
+            "log=%s: broken entry %d:%d is left out, %d so far: %s; to do: dlog log inspect, "
+            "then dlog log repair; the record is not read",
+            self._log,
+            lssn,
+            entry_id,
+            self.count,
+            error,
+        )
+
+
+class ExtentLedgers:
+    """Opens ledgers, and keeps the last one: extents that follow each other often share it."""
+
+    def __init__(self, context: LogContext) -> None:
+        self._context = context
+        self._reader: LedgerReader | None = None
+        self._followed: LedgerReader | None = None
+        self.heard_s = 0.0
+        """When a followed bookie answered last, by the event loop's clock."""
+
+    def forget(self) -> None:
+        """Open the next ledger anew, also if it is the one that was read last."""
+        self._reader = None
+
+    async def chunks(self, step: ReadExtent) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        """Yield the entries of a final extent in order, many at a time.
+
+        Raises: as `LedgerReader.read`; LedgerNotFoundError, MetadataError.
+        """
+        last_entry_id = step.last_entry_id
+        assert last_entry_id is not None
+        reader = await self._reader_of(step.extent.ledger_id, last_entry_id)
+        known = reader.metadata
+        async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:
+            async for frames in chunks:
+                if reader.metadata is not known:
+                    # The reader found that entries were moved: spare the next readers the search.
+                    known = reader.metadata
+                    self._context.ledger_cache.correct(known)
+                yield frames
+
+    async def _reader_of(self, ledger_id: int, last_entry_id: int) -> LedgerReader:
+        reader = self._reader
+        if reader is None or reader.metadata.ledger_id != ledger_id:
+            known = await self._context.ledger_cache.read({ledger_id: last_entry_id})
+            reader = self._reader = self._context.ledgers.open_ledger_of(known[ledger_id])
+        return reader
+
+    async def follow(
+        self,
+        step: FollowExtent,
+        *,
+        on_begin: Callable[[], None],
+        on_entry: Callable[[EntryFrame], bool],
+    ) -> AsyncGenerator[FollowStep, None]:
+        """Yield the entries of an open extent, as `LedgerReader.follow` does.
+
+        `on_begin` is called once the ledger is open.
+        """
+        reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
+        updates = reader.follow(step.first_entry_id, on_answer=self._heard, on_entry=on_entry)
+        self._followed = reader
+        self._heard()
+        on_begin()
+        try:
+            async with aclosing(updates):
+                async for update in updates:
+                    yield update
+        finally:
+            if self._followed is reader:
+                self._followed = None
+
+    def _heard(self) -> None:
+        self.heard_s = asyncio.get_running_loop().time()
+
+    async def is_readable(self, step: FollowExtent) -> bool:
+        """Return whether the first entry of an open extent is confirmed; its follower learns it.
+
+        Raises: LedgerReadError, MetadataError.
+        """
+        ledger_id = step.extent.ledger_id
+        try:
+            reader = await self._context.ledgers.open_ledger(ledger_id)
+            confirmed = await reader.read_last_add_confirmed()
+        except LedgerNotFoundError:
+            return False  # it was recovered as empty right now
+        followed = self._followed
+        if followed is not None and followed.metadata.ledger_id == ledger_id:
+            followed.note_end(confirmed)  # its bookies may never get the LAC of a dead writer
+        return confirmed >= step.first_entry_id
+
+
+SEGMENTS_AHEAD = 50
+"""Segments whose metadata a reader knows in advance: a log may have very many."""

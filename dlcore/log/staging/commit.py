@@ -17,7 +17,7 @@ Promises:
   for a writer that gives no turns as long as the caller allows, and for others `ASKING_S` at least.
 * An extent that a dead writer left open is recovered first.
 
-The driver (`commit_driver.py`) performs the effects and feeds the answers back.  Each event has one
+The driver (in `append.py`) performs the effects and feeds the answers back.  Each event has one
 effect, because an append does one thing at a time.  A call of the caller may end at any moment, by
 a cancellation too; the next `Begin` goes on with what was tried before.
 """
@@ -43,8 +43,7 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
+from dlcore.base.machines import CallFailed, Ended, Pause, State, StepMachine, Transitions
 from dlcore.log.metadata.changes import (
     SegmentLimits,
     lssn_to_merge,

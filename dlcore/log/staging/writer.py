@@ -34,9 +34,9 @@ from dlcore.log.reading.scan import StagedExtent
 from dlcore.log.staging.commit import require_few_logs
 from dlcore.log.staging.faces import StagingWriter
 from dlcore.log.typed.rows import TypedRows
-from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.transmit import Transmitter
+from dlcore.log.writing.typed import FittingSchema
 from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dlcore.base.errors import LedgerNotFoundError, LogExistsError, MetadataError
 from dlcore.base.features import FORKS
 from dlcore.base.ids import DLSN, validate_log_id, validate_log_name
-from dlcore.base.steps import Pause, run_to_end
+from dlcore.base.machines import Pause, run_to_end
 from dlcore.log.metadata.fork_cut import cut_of, removed_txid_of
 from dlcore.log.metadata.forking import (
     Event,

@@ -26,7 +26,7 @@ from dlcore.base.errors import (
 from dlcore.base.features import PARTIAL_REMOVAL
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.metadata.changes import Piece, plan_remove, plan_settings
-from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
+from dlcore.log.metadata.history import ChunkMissingError, read_chunks
 from dlcore.log.metadata.staged import plan_releases
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import (

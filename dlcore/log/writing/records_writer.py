@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
+import weakref
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dlcore.base.background import refuse
 from dlcore.base.closing import AsyncClosing
@@ -20,6 +23,26 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord
     from dlcore.log.metadata.values import LogKey
+
+
+class Unclosed(Protocol):
+    """An object that can report what it has not written."""
+
+    def report_unwritten(self, reason: str) -> None:
+        """Log the unwritten records as an error, with the reason."""
+
+
+left_open: weakref.WeakSet[Unclosed] = weakref.WeakSet()
+"""Writers that were not closed: at the end of the process they log what they could not write."""
+
+
+def _report_left_open() -> None:
+    for writer in list(left_open):
+        writer.report_unwritten("the process ended")
+
+
+atexit.register(_report_left_open)
+os.register_at_fork(after_in_child=left_open.clear)  # they belong to the parent
 
 
 class AsyncLogWriter(AsyncClosing):

@@ -29,8 +29,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from dlcore.base.machines import Machine, State, Transitions
-from dlcore.base.steps import CallFailed
+from dlcore.base.machines import CallFailed, Machine, State, Transitions
 from dlcore.log.metadata.changes import lssn_to_merge
 from dlcore.metadata.port import UNANSWERED
 

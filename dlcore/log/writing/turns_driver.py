@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import DLError
-from dlcore.base.steps import CallFailed
+from dlcore.base.machines import CallFailed
 from dlcore.log.upkeep.requests import ask_for_upkeep
 from dlcore.log.writing.append import Accepted, Ending, SteppedBack
 from dlcore.log.writing.turns import (

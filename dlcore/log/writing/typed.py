@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from dlcore.base.errors import SchemaMismatchError
 from dlcore.log.entries.body import present_txid, with_txid
+from dlcore.log.typed.arrow import entry_schemas
 from dlcore.log.typed.rows import TypedRows
-from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.writer import DirectWriter
 
 if TYPE_CHECKING:
@@ -19,8 +19,41 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord
+    from dlcore.log.metadata.store import LogStore
+    from dlcore.log.metadata.values import LogMetadata
     from dlcore.log.typed.schema import LogSchema
     from dlcore.log.writing.producers import Mark
+
+
+class FittingSchema:
+    """A log's schema as a writer knows it; read again when a batch does not fit the latest."""
+
+    def __init__(self, logs: LogStore, log: LogMetadata, known: LogSchema) -> None:
+        self._logs = logs
+        self._log = log
+        self._known = known
+
+    def fit(self, batch: pa.RecordBatch) -> tuple[TypedRows, bool]:
+        """Return a batch as entries hold it, and whether its rows have transaction ids.
+
+        Raises:
+            SchemaMismatchError, LogRecordTooLongError: it does not fit.
+        """
+        schemas = entry_schemas(self._known)
+        fitted, has_txids = schemas.fit(self._log.name, batch)
+        return TypedRows.of(self._log.name, fitted, schemas.latest_id), has_txids
+
+    async def fit_latest(self, batch: pa.RecordBatch) -> tuple[TypedRows, bool]:
+        """Return the same, with a later version of the schema if the batch needs one."""
+        try:
+            return self.fit(batch)
+        except SchemaMismatchError:
+            (schema,) = await self._logs.read_schemas([self._log])
+            assert schema is not None
+            known, self._known = self._known, schema
+            if schema == known:
+                raise
+        return self.fit(batch)
 
 
 def records_refused(log: str) -> SchemaMismatchError:

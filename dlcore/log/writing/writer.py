@@ -51,13 +51,12 @@ from dlcore.log.writing.append import (
     Step,
     Suspended,
 )
-from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.open_segment import OpenSegment
-from dlcore.log.writing.records_writer import AsyncLogWriter
-from dlcore.log.writing.settings import SettingsFollower
+from dlcore.log.writing.records_writer import AsyncLogWriter, left_open
 from dlcore.log.writing.transmit import Unwritten
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver
+from dlcore.metadata.following import NodeFollower
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -70,11 +69,28 @@ if TYPE_CHECKING:
     from dlcore.base.records import LogRecord
     from dlcore.log.context import LogContext
     from dlcore.log.entries.encryption import EntryEncryptor
-    from dlcore.log.metadata.values import LogMetadata, VersionedHead
+    from dlcore.log.metadata.values import LogKey, LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.producers import Mark, Producers
 
 logger = logging.getLogger(__name__)
+
+
+class SettingsFollower(NodeFollower):
+    """Calls `on_change` with the settings of a log, soon after each change, until it is closed."""
+
+    def __init__(
+        self, context: LogContext, log: LogKey, on_change: Callable[[LogSettings], None]
+    ) -> None:
+        self._logs = context.logs
+        self._log = log
+        self._on_change = on_change
+        path, what = context.logs.paths_of(log).settings, f"settings of log={log.name}"
+        super().__init__(context.store, path, self._read, what=what)
+
+    async def _read(self) -> None:
+        self._on_change(await self._logs.read_settings(self._log))
+
 
 _AGE_LOOKS_EVERY_S_MIN = 0.01
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState, write_set
 from dlcore.ops.autorecovery.audit import lacks_copies
 from dlcore.ops.autorecovery.check import Answer, Fragment, Held, check_ledger, fragments_of
 

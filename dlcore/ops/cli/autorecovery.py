@@ -131,7 +131,7 @@ async def _serve(
     from dlcore.backends.direct.namespace import open_namespace
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
-    from dlcore.ops.autorecovery.joining import joined
+    from dlcore.ops.autorecovery.service import joined
 
     def use(settings: Mapping[str, object]) -> None:
         known = {key: value for key, value in settings.items() if is_live(key)}
@@ -174,8 +174,7 @@ async def _started(
     from dlcore.base.listening.operator_port import operator_port
     from dlcore.ops.autorecovery.lagging import SubscriberLags
     from dlcore.ops.autorecovery.metrics import RecoveryFigures
-    from dlcore.ops.autorecovery.operated import operated_recovery
-    from dlcore.ops.autorecovery.service import AutoRecovery
+    from dlcore.ops.autorecovery.service import AutoRecovery, operated_recovery
     from dlcore.ops.upkeep.worker import LogUpkeep
 
     recovery, figures = config.recovery, RecoveryFigures()

@@ -1,4 +1,4 @@
-"""`dlog log`: create, list, show, delete, truncate, seal and count logs, and find positions.
+"""`dlog log`: create, list, show, delete, truncate, seal, fork and count logs; find positions.
 
 Other commands of logs are in the modules beside this one.  `writing` and `reading` write and read
 records.  `inspecting` shows problems and sizes of logs.  `keeping` shows and changes their settings
@@ -7,6 +7,7 @@ and retention.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,7 @@ from dlcore.ops.cli.context import (
     run_direct,
     wants_json,
 )
-from dlcore.ops.cli.forking import fork_log
-from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
+from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space, watch_log
 from dlcore.ops.cli.keeping import reset_txids, set_retention, show_settings
 from dlcore.ops.cli.output import (
     bytes_text,
@@ -45,7 +45,6 @@ from dlcore.ops.cli.reading import dump_log, tail_log
 from dlcore.ops.cli.redaction import redact_log
 from dlcore.ops.cli.tables import show_table, table_of, table_text
 from dlcore.ops.cli.times import EpochMs
-from dlcore.ops.cli.watching import watch_log
 from dlcore.ops.cli.writing import write_log
 
 if TYPE_CHECKING:
@@ -54,6 +53,36 @@ if TYPE_CHECKING:
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.backends.direct.namespace import DirectNamespace
+
+
+@click.command("fork", epilog="Example: dlog log fork clicks --at 3:17:0 clicks-test")
+@click.argument("log")
+@click.argument("new_name")
+@click.option(
+    "--at",
+    metavar="DLSN",
+    help="The fork has the records before this position [all that is in objects].",
+)
+@common_options
+def fork_log(log: str, new_name: str, at: str | None) -> None:
+    """Begin a log NEW_NAME with the cold records of LOG.
+
+    Nothing is copied.  Positions, transaction ids and sequence ids are those of LOG, and the fork
+    is written on from there.  Each of the two logs is truncated and deleted without the other one.
+    """
+    cut = None if at is None else DLSN.parse(at)
+
+    async def fork(namespace: Namespace) -> tuple[DLSN, int]:
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        end = await namespace.fork_log(log, new_name, at=cut)
+        return end, round((loop.time() - start_s) * 1000)
+
+    end, took_ms = run_async(fork)
+    show_done(
+        f"forked log {log} at {end} to {new_name}, in {took_ms} ms",
+        {"log": new_name, "source": log, "at": str(end), "took_ms": took_ms},
+    )
 
 
 @click.group("log")

@@ -113,7 +113,7 @@ class RecordPrinter:
         if self.template is not None:
             click.echo(_filled(self.template, record))
         elif wants_json():
-            from dlcore.ops.cli.records_json import record_json  # most commands show none
+            from dlcore.ops.cli.rows import record_json  # most commands show none
 
             show_json(record_json(record))
         else:

@@ -1,7 +1,11 @@
-"""Rows of typed logs on the command line: JSON objects, which take the place of payloads."""
+"""Records and rows as JSON objects, on the command line and over HTTP.
+
+On the command line a row of a typed log takes the place of a payload.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +24,9 @@ from dlcore.log.typed.json_values import from_json, json_rows, json_type
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.reading.rows_reader import AsyncLogReader
+
 
 _READ_NAMES = [field.name for field in typed_read_fields()]
 _MS = pa.timestamp("ms", "UTC")
@@ -148,3 +154,23 @@ def _names_in(line: bytes) -> set[str]:
     if not isinstance(found, dict):
         return set()
     return {name for name, value in found.items() if value is not None}
+
+
+def payload_json(payload: bytes) -> dict[str, str]:
+    """Return a payload without loss: as text, or as base64 if it is not UTF-8."""
+    try:
+        return {"value": payload.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"value_base64": base64.b64encode(payload).decode("ascii")}
+
+
+def record_json(record: LogRecordWithDLSN | TypedRow) -> dict[str, Any]:
+    """Return a record, or the row of a typed log with its columns, as a JSON object."""
+    row = getattr(record, "row", None)
+    return {
+        "dlsn": str(record.dlsn),
+        "txid": record.txid,
+        "sequence_id": record.sequence_id,
+        "timestamp_ms": record.timestamp_ms,
+        **(payload_json(record.payload) if row is None else {"row": row}),
+    }

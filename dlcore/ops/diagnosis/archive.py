@@ -1,18 +1,54 @@
-"""The archive of `dlog debug bundle`: its parts, and a manifest that says what is missing."""
+"""The archive of `dlog debug bundle`: its parts, and a manifest that says what is missing.
+
+Texts that look like keys, tokens or passwords are cut out.  Nothing that goes into an archive is
+read from a file of keys or tokens.  This is a second line: a log may hold a text of a client.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dlcore.base.errors import ConfigurationError
-from dlcore.ops.diagnosis.redacting import redacted, redacted_value
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+CUT = "[cut out]"
+_SECRETS = (
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S),
+    re.compile(r"\beyJ[\w-]{5,}\.[\w-]+\.[\w-]*"),  # a JSON web token
+    re.compile(r"(?<=://)[^/\s@:]+:[^/\s@]+(?=@)"),
+    re.compile(r"(?<=\bbearer )[\w.~+/-]{8,}=*", re.I),
+    re.compile(r"(?i)(?<=\bpassword[=:])\s*[^\s,;\"']+"),
+    re.compile(r"(?i)(?<=\bsecret[=:])\s*[^\s,;\"']+"),
+)
+
+
+def redacted(text: str) -> str:
+    """Return `text` without what looks like a secret."""
+    for each in _SECRETS:
+        text = each.sub(CUT, text)
+    return text
+
+
+def redacted_value(value: object) -> object:
+    """Return a value of JSON whose texts have no such secrets."""
+    match value:
+        case str():
+            return redacted(value)
+        case Mapping():
+            return {redacted(str(key)): redacted_value(each) for key, each in value.items()}
+        case list() | tuple():
+            return [redacted_value(each) for each in value]
+        case _:
+            return value
+
 
 MANIFEST = "manifest"
 _SUFFIX = ".json"

@@ -18,8 +18,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, StepMachine
+from dlcore.base.machines import CallFailed, Ended, State, StepMachine, Transitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.backends.flight.planning import act
 from dlcore.base.errors import DLError
-from dlcore.base.steps import run_to_end
+from dlcore.base.machines import run_to_end
 from dlcore.flight import actions
 from dlcore.flight.requests import NoRequest
 from dlcore.ledger.metadata.bookies import BookieCookie

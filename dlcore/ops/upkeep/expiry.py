@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dlcore.base.errors import CorruptMetadataError, DLError, LogNotFoundError, MetadataVersionError
 from dlcore.base.isolating import report_defect
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
-from dlcore.log.metadata.chunks import ChunkMissingError
+from dlcore.log.metadata.history import ChunkMissingError
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import RetainedLog, SegmentEnd
 from dlcore.log.recovery import recover_log

@@ -15,7 +15,7 @@ from dlcore.base.errors import (
     MetadataVersionError,
     ObjectStoreError,
 )
-from dlcore.base.steps import run_to_end
+from dlcore.base.machines import run_to_end
 from dlcore.log.cold.facts import difference, end_entry_of, url_of
 from dlcore.log.cold.origin import origin_of
 from dlcore.log.metadata.values import LogKey

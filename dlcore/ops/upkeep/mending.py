@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 from msgspec.structs import replace
 
 from dlcore.base.errors import DLError, MetadataError, ObjectStoreError
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, StepMachine
+from dlcore.base.machines import CallFailed, Ended, State, StepMachine, Transitions
 from dlcore.log.cold.facts import difference, end_entry_of, url_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.base.errors import LedgerNotFoundError, LedgerReadError
-from dlcore.log.metadata.chunks import ChunkMissingError
-from dlcore.log.metadata.history import LogHistory
+from dlcore.log.metadata.history import ChunkMissingError, LogHistory
 from dlcore.log.metadata.listing import list_pages
 from dlcore.log.metadata.staged import read_staged
 from dlcore.ops.upkeep.redaction import Run, Scanned, plan_runs

@@ -7,8 +7,8 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.steps import Pause, run_to_end
-from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
+from dlcore.base.machines import Pause, run_to_end
+from dlcore.log.metadata.history import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import adjacent
 from dlcore.log.metadata.staged import drop, read_staged
 from dlcore.log.metadata.store import persistently

@@ -30,8 +30,7 @@ from dlcore.base.errors import (
     DLError,
     LogNotFoundError,
 )
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
+from dlcore.base.machines import CallFailed, Ended, Pause, State, StepMachine, Transitions
 from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release
 from dlcore.metadata.attempts import Attempts, Store, pause_after
 from dlcore.metadata.port import Delete, Op, Versioned

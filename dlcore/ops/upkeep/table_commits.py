@@ -29,8 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from dlcore.base.errors import DLError, ObjectStoreError, TableError
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, StepMachine
+from dlcore.base.machines import CallFailed, Ended, State, StepMachine, Transitions
 from dlcore.log.cold.table_format import (
     Field,
     Place,

@@ -16,7 +16,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     UnsupportedError,
 )
-from dlcore.base.steps import run_to_end
+from dlcore.base.machines import run_to_end
 from dlcore.log.cold.origin import noted_origin
 from dlcore.log.metadata.staged import create_cold_ledger
 from dlcore.log.metadata.store import persistently

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 from msgspec.structs import asdict
 
 from dlcore.base.errors import CorruptMetadataError, DLError, ObjectStoreError
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, StepMachine
+from dlcore.base.machines import CallFailed, Ended, State, StepMachine, Transitions
 from dlcore.ledger.metadata.values import StoredObject
 from dlcore.log.metadata.segment import ColdExtent
 from dlcore.ops.upkeep.merging import MergeRun, merged_extent

@@ -9,8 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from dlcore.base.errors import AlreadyClosedError, DLError
-from dlcore.base.machines import State, Transitions
-from dlcore.base.steps import CallFailed, Ended, StepMachine, run_to_end
+from dlcore.base.machines import CallFailed, Ended, State, StepMachine, Transitions, run_to_end
 
 
 class _Step(State):

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.config import QuorumConfig
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.metadata.values import LedgerState, write_set
 from dlcore.ledger.reading.claims import confirmed_of, vouched_and_claimed
 from dlcore.wire.digest import encode_frame
 from dlcore.wire.port import EntryRange

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dlcore.base.config import QuorumConfig
-from dlcore.ledger.metadata.quorum import is_covered, write_set
+from dlcore.ledger.metadata.values import is_covered, write_set
 from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
 from dlcore.wire.port import ENTRY_ID_MAX, HeldEntries
 from tests.fixtures.ledgers import quorum_of

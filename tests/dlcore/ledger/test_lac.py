@@ -10,7 +10,7 @@ import pytest
 
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import LedgerClosedError, LedgerFencedError, NotEnoughBookiesError
-from dlcore.ledger.metadata.quorum import first_followed
+from dlcore.ledger.metadata.values import first_followed
 from dlcore.ledger.writing.appender import (
     AddSucceeded,
     After,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.ledger.metadata.quorum import first_followed, is_covered, write_set
+from dlcore.ledger.metadata.values import first_followed, is_covered, write_set
 from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dlcore.base.errors import (
     LedgerReadError,
 )
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.metadata.quorum import first_followed
+from dlcore.ledger.metadata.values import first_followed
 from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledgers import quorum_of
 

@@ -32,7 +32,7 @@ from dlcore.base.errors import (
     TransactionTooLargeError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.steps import CallFailed, Ended, Pause
+from dlcore.base.machines import CallFailed, Ended, Pause
 from dlcore.log.metadata.changes import plan_settings
 from dlcore.log.metadata.commits import AppendRun
 from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release

@@ -21,7 +21,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.reading.extent_ledgers import ExtentLedgers
+from dlcore.log.reading.tail_driver import ExtentLedgers
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from dlcore.base.errors import (
     MetadataVersionError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.steps import CallFailed, Ended, Pause
+from dlcore.base.machines import CallFailed, Ended, Pause
 from dlcore.log.metadata import forking
 from dlcore.log.metadata.fork_cut import ForkCut, cut_of, removed_txid_of
 from dlcore.log.metadata.forking import (

@@ -25,7 +25,7 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.steps import CallFailed, Ended
+from dlcore.base.machines import CallFailed, Ended
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.log.reading.holding import (
     RETRY_S,

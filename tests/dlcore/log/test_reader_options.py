@@ -18,7 +18,7 @@ from dlcore.base.errors import (
     ReaderIdleError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.reading.idle import IdleStep, IdleWatch
+from dlcore.log.reading.tail import IdleStep, IdleWatch
 from dlcore.wire.digest import decode_frame, encode_frame
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 

@@ -15,7 +15,7 @@ from dlcore.base.errors import (
     LogNotFoundError,
     MetadataConnectionError,
 )
-from dlcore.base.steps import CallFailed
+from dlcore.base.machines import CallFailed
 from dlcore.log.metadata.changes import SegmentLimits, plan_append
 from dlcore.log.metadata.values import LockHolder, Turn, VersionedHead
 from dlcore.log.writing.turns import (

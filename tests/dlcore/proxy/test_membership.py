@@ -11,7 +11,7 @@ from dlcore.base.access.principals import ANONYMOUS, Caller
 from dlcore.base.errors import MetadataConnectionError
 from dlcore.flight.forwards import Forwarder
 from dlcore.metadata.stored import decode, encode
-from dlcore.proxy import presence as presences
+from dlcore.proxy import membership
 from dlcore.proxy.load import LiveProxy, ProxyLoad
 from dlcore.proxy.membership import Membership
 from tests.fixtures.aio import run, until
@@ -29,7 +29,7 @@ def test_a_proxy_that_leaves_without_an_answer_still_vanishes(
     is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And takes itself for gone, whatever it reads: else the others and it send clients around."""
-    monkeypatch.setattr(presences, "_LEAVE_S", 0.01)
+    monkeypatch.setattr(membership, "_LEAVE_S", 0.01)
 
     async def body() -> None:
         async with memory_cluster() as cluster:

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from dlcore.proxy import probing
-from dlcore.proxy.probing import refuses_connections
+from dlcore.proxy import membership
+from dlcore.proxy.membership import refuses_connections
 from tests.fixtures.ports import free_ports
 
 
@@ -35,11 +35,11 @@ def test_an_address_that_leads_nowhere_proves_nothing(location: str) -> None:
 
 def test_a_host_that_does_not_answer_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not waited for."""
-    monkeypatch.setattr(probing, "_PROBE_S", 0.05)
+    monkeypatch.setattr(membership, "_PROBE_S", 0.05)
 
     async def never(host: str, port: int) -> bool:
         await asyncio.Event().wait()
         return True
 
-    monkeypatch.setattr(probing, "_refuses", never)
+    monkeypatch.setattr(membership, "_refuses", never)
     assert not asyncio.run(refuses_connections("grpc://127.0.0.1:1"))

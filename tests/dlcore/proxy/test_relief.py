@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from dlcore.proxy.reading import relief
-from dlcore.proxy.reading.relief import Relief
+from dlcore.proxy.reading import serving
+from dlcore.proxy.reading.serving import Relief
 from tests.fixtures.aio import run, until
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ def test_memory_is_given_back_while_it_is_short_and_then_all_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not more often than now and then, however often it is said; and nothing after the end."""
-    monkeypatch.setattr(relief, "LOOK_S", 0.05)
-    monkeypatch.setattr(relief, "CALM_S", 0.5)
+    monkeypatch.setattr(serving, "LOOK_S", 0.05)
+    monkeypatch.setattr(serving, "CALM_S", 0.5)
     given: list[str] = []
-    monkeypatch.setattr(relief, "give_back_what_is_free", lambda: given.append("free"))
+    monkeypatch.setattr(serving, "give_back_what_is_free", lambda: given.append("free"))
 
     async def scenario() -> None:
         memory = Relief(lambda: given.append("kept"))

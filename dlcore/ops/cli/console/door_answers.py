@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dlcore.ops.cli.records_json import record_json
+from dlcore.ops.cli.rows import record_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

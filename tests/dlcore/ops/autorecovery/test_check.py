@@ -11,8 +11,7 @@ from hypothesis import given, strategies as st
 
 from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import Ensemble, LedgerState
+from dlcore.ledger.metadata.values import Ensemble, LedgerState, write_set
 from dlcore.ops.autorecovery.check import (
     Fragment,
     Held,

@@ -21,14 +21,13 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.changing import ATTEMPTS_MAX
 from dlcore.metadata.port import SessionState
 from dlcore.ops.autorecovery.check import Held, fragments_of
-from dlcore.ops.autorecovery.election import Election
 from dlcore.ops.autorecovery.listing import LOCK_VERSION, RepairList
 from dlcore.ops.autorecovery.maintenance import Maintenance
 from dlcore.ops.autorecovery.plan import RepairPlan
 from dlcore.ops.autorecovery.repair import LedgerRepairer
 from dlcore.ops.autorecovery.replicas import ask_replica
 from dlcore.ops.autorecovery.runner import PausableRunner
-from dlcore.ops.autorecovery.service import AutoRecovery
+from dlcore.ops.autorecovery.service import AutoRecovery, Election
 from dlcore.ops.autorecovery.values import ElectedAuditor
 from dlcore.ops.autorecovery.worker import Worker
 from dlcore.wire.port import EntryRange

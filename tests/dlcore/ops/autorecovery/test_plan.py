@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.ledger.metadata.quorum import write_set
-from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.metadata.values import LedgerState, write_set
 from dlcore.ops.autorecovery.check import Answer, Held, Unknown, expected_ranges, fragments_of
 from dlcore.ops.autorecovery.plan import copy_lanes, plan_repair
 from dlcore.wire.port import EntryRange

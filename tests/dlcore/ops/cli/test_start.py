@@ -91,7 +91,7 @@ def test_lazily_loaded_modules_are_complete() -> None:
     """The stand-in of a module has all of it; its parts and later imports are the real ones."""
     code = """if True:
         import sys
-        from dlcore.ops.cli.lazy import load_lazily
+        from dlcore.ops.cli.app import load_lazily
         load_lazily()
         import crc32c, numpy as np, pyarrow as pa
         assert "numpy._core" not in sys.modules

@@ -20,7 +20,7 @@ from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import DLError
 from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, SECTIONS, dlog, run
 from dlcore.ops.cli.output import payload_text, printable, time_text
-from dlcore.ops.cli.records_json import payload_json
+from dlcore.ops.cli.rows import payload_json
 from dlcore.ops.cli.times import EpochMs
 from tests.fixtures.shell import leaves
 

@@ -10,8 +10,15 @@ import pytest
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.diagnosis import archive
-from dlcore.ops.diagnosis.archive import MANIFEST, Bundle, read_archive, write_archive
-from dlcore.ops.diagnosis.redacting import CUT, redacted, redacted_value
+from dlcore.ops.diagnosis.archive import (
+    CUT,
+    MANIFEST,
+    Bundle,
+    read_archive,
+    redacted,
+    redacted_value,
+    write_archive,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

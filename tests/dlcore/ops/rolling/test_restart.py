@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlcore.base.errors import DLError
-from dlcore.base.steps import CallFailed, Ended
+from dlcore.base.machines import CallFailed, Ended
 from dlcore.ops.rolling.restart import (
     LOOK_S,
     Drain,

@@ -13,7 +13,7 @@ from dlcore.base.errors import (
     MetadataConnectionError,
     ObjectStoreError,
 )
-from dlcore.base.steps import CallFailed, Ended
+from dlcore.base.machines import CallFailed, Ended
 from dlcore.ledger.metadata.values import COLD_LAYOUT, LedgerMetadata, LedgerState, StoredObject
 from dlcore.log.cold.facts import ObjectFacts, difference, end_entry_of, url_of
 from dlcore.log.cold.origin import EXTENTS_NOTED_MAX, noted_origin, origin_of

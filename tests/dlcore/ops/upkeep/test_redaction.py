@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from dlcore.base.errors import DLError, LogNotFoundError, ObjectStoreError, UnsupportedError
-from dlcore.base.steps import CallFailed, Ended
+from dlcore.base.machines import CallFailed, Ended
 from dlcore.log.metadata.segment import ColdExtent, Extent
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.redaction import (

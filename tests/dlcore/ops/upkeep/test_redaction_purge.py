@@ -10,7 +10,7 @@ import pytest
 
 from dlcore.base.errors import ConfigurationError, ObjectStoreError, UnsupportedError
 from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.ledger.metadata.erasing import Erased, Erasure
+from dlcore.ledger.metadata.values import Erased, Erasure
 from dlcore.log.cold.delta_format import before_last_checkpoint
 from dlcore.log.metadata import redactions
 from dlcore.log.metadata.staged import list_staged, settle

@@ -18,7 +18,7 @@ from dlcore.base.errors import (
     MetadataConnectionError,
     MetadataVersionError,
 )
-from dlcore.base.steps import CallFailed, Ended, Pause
+from dlcore.base.machines import CallFailed, Ended, Pause
 from dlcore.log.metadata.values import LogHead, LogKey, SegmentEnd, StagedLedger, Totals, pack
 from dlcore.metadata.attempts import ATTEMPTS_MAX, Store
 from dlcore.metadata.paths import NamespacePaths

@@ -15,7 +15,7 @@ from dlcore.base.errors import (
     TableError,
     UnsupportedError,
 )
-from dlcore.base.steps import CallFailed, Ended
+from dlcore.base.machines import CallFailed, Ended
 from dlcore.log.cold.delta_format import DELTA
 from dlcore.log.cold.table_format import TableFile, TableFiles, TableSeen
 from dlcore.ops.upkeep import table_commits

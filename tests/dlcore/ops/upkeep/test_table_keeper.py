@@ -26,7 +26,7 @@ from dlcore.log.cold.stores import StoredObjects
 from dlcore.log.cold.table_format import boundary_of, place_of
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.ops.upkeep import table_chain
+from dlcore.ops.upkeep import table_keeper
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.table_keeper import TableKeeper
 from dlcore.ops.upkeep.worker import LogUpkeep
@@ -481,7 +481,7 @@ def test_files_are_compared_part_by_part(
 
     In the end an object that has another name by now was found, as one that was written again.
     """
-    monkeypatch.setattr(table_chain, "FILES_PER_COMMIT_MAX", 4)
+    monkeypatch.setattr(table_keeper, "FILES_PER_COMMIT_MAX", 4)
 
     async def body(scene: TableScene) -> None:
         for _ in range(6):

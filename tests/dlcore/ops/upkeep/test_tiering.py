@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from dlcore.base.errors import CorruptMetadataError, DLError, LedgerReadError, ObjectStoreError
-from dlcore.base.steps import CallFailed, Ended
+from dlcore.base.machines import CallFailed, Ended
 from dlcore.ledger.metadata.values import StoredObject
 from dlcore.log.cold.facts import ObjectFacts
 from dlcore.log.metadata.segment import ColdExtent, Extent
