@@ -104,7 +104,7 @@ def txid_out_of_order(txid: int, last_txid: int) -> TransactionIdOutOfOrderError
 
 
 class Pending:
-    """What a queue has accepted and nobody has acknowledged, and the bounds of that."""
+    """The records that a queue has accepted and that are not acknowledged, and their bounds."""
 
     __slots__ = ("bytes_max", "records", "records_max", "size_bytes")
 

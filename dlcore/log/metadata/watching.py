@@ -45,7 +45,7 @@ class NameLooks:
         self._on_due = on_due
         self.known = KnownNames()
         self.changes: deque[LogChange] = deque()
-        """Those that were found, and that nobody has taken."""
+        """Changes that were found, and that no call has taken."""
         self.due = dict.fromkeys(BUCKETS)  # a set that keeps its order
         self._unsubscribe = [
             context.store.watch(context.paths.log_bucket(bucket), partial(self._mark, bucket))
