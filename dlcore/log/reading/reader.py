@@ -57,7 +57,7 @@ class EntryDecoder:
     ) -> None:
         self.schemas = schemas
         self.start: ReadStart | None = start
-        """Where the rows that are wanted begin; None once there was one."""
+        """The start of the wanted rows; None once there was one."""
         self.waiting: FetchedEntry | None = None
         """An entry until its schema and key are known: a cancelled call must not lose it."""
         self._decryptor = decryptor

@@ -208,7 +208,7 @@ class Found(NamedTuple):
 
 
 class RowConditions(NamedTuple):
-    """Which rows are redacted: the conditions as text, and without their values, and a matcher."""
+    """The conditions of rows that are redacted: as text, without their values, and as a matcher."""
 
     text: str
     shape: str
@@ -216,7 +216,7 @@ class RowConditions(NamedTuple):
 
 
 class _Patience:
-    """How long to wait for old copies to go, from the first wait on."""
+    """The time to wait for old copies to go, from the first wait on."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
