@@ -81,8 +81,8 @@ def measure(
 ) -> Figure:
     """Measure `limit`, or each of several, and `value` in turn: what slows the machine slows all.
 
-    Each is called once before, to warm up, and that call is not counted.  Of several limits the
-    strictest counts.
+    Each is called once before, to warm up, and that call is not counted.  The strictest of
+    several limits counts.
     """
     named = {"": limit} if callable(limit) else dict(limit)
     runs: dict[str, list[float]] = {which: [] for which in named}

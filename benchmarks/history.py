@@ -1,6 +1,6 @@
 """The sink's cost after a history of commits: curves over extents, logs and micro-batches.
 
-Of a commit, a snapshot, opening a writer and its first write: time, CPU of the client's process,
+For a commit, a snapshot, opening a writer and its first write: time, CPU of the client's process,
 bytes and requests to ZooKeeper, and how many of these waited for one another (their depth); the
 same beside a ZooKeeper that answers 10 ms later.  And a full read of many micro-batches beside one
 of the same records written in one piece.

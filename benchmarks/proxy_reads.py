@@ -53,8 +53,8 @@ _AT_ONCE = 4
 def read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """All records of a log by DoGet, ids and bytes, beside the core's scan in the client's process.
 
-    Of a log of one segment, of the same with all columns that either side has, and of a log of 16
-    segments, whose parts are asked for by four threads.  And beside a bare relay, which is what any
+    The logs are one of one segment, the same with all columns that either side has, and one of 16
+    segments, whose parts four threads ask for.  And beside a bare relay, which is what any
     proxy on grpc.aio has to do: it reads chunks of a bare server, sums them, and sends each as ids
     and values.  The notes tell what it gives that sends one batch of a MiB again and again.  CPU is
     that of all processes.

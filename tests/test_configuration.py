@@ -173,7 +173,7 @@ def test_a_variable_counts_before_the_file(tmp_path: Path) -> None:
         ("", {"DLOG_BOOKIE_PORT": "x"}, "$DLOG_BOOKIE_PORT='x': expected a whole number"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(
+def test_a_mistake_is_named_with_its_place(
     tmp_path: Path, text: str, environment: dict[str, str], reason: str
 ) -> None:
     """File or variable, the value, and what could stand there."""

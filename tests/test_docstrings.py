@@ -1,9 +1,9 @@
 """Public calls say in their docstrings what they raise.
 
-What is held to that: every public method of the classes that `dlcore`, `dlcore.sync` and a bookie's
+The rule holds for every public method of the classes that `dlcore`, `dlcore.sync` and a bookie's
 entry give to users, if it awaits something, runs its async twin, or raises itself; and every public
 function and method of the packages' top modules whose own body raises.  `Raises:` names the errors,
-or the call whose errors they are.  What ends something (`aclose`) raises only what it says.
+or the call whose errors they are.  A call that ends something (`aclose`) raises only what it says.
 """
 
 from __future__ import annotations

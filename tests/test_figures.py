@@ -51,7 +51,7 @@ def test_one_limit_and_cpu() -> None:
     assert figure.notes == ["c: CPU s/GB client 1.0, bookies 2.5"]
 
 
-def test_a_figure_without_a_target_is_told_and_not_judged() -> None:
+def test_a_figure_without_a_target_is_shown_and_not_judged() -> None:
     """Its row says nothing of what to reach."""
     targets = [None, Target(ratio=1.5, is_rate=False)]
     table = table_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from dlcore.base.access.tls import name_in_certificate
-from dlcore.wire.sending import send
+from dlcore.wire.frames import send
 
 if TYPE_CHECKING:
     import asyncio

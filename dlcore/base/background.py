@@ -1,4 +1,4 @@
-"""The only place that starts tasks outside of an `asyncio.TaskGroup`: each has somebody to end it.
+"""The only place that starts tasks outside of an `asyncio.TaskGroup`: an owner ends each of them.
 
 A task of its own may fail unseen, or go on when all that it uses is closed.  Therefore
 its error is always retrieved, and reported or left to callers: `BackgroundTasks` are those of an

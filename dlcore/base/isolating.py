@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TROUBLES_MAX = 20
-_TO_DO = "; to do: nothing now, the rest goes on; see to the reason if it comes again"
 _OF_ALL = (AlreadyClosedError, MetadataConnectionError, MetadataSessionExpiredError)
 """Errors that are no fault of one item: the other items would fail in the same way."""
 
@@ -58,8 +57,17 @@ class Troubles:
         except _OF_ALL:
             raise
         except DLError as error:
-            to_do = "" if "to do: " in str(error).lower() else _TO_DO
-            logger.warning("%s: %s: %s%s", what, type(error).__name__, error, to_do)
+            kind = type(error).__name__
+            if "to do: " in str(error).lower():
+                logger.warning("%s: %s: %s; to do: as the error says", what, kind, error)
+            else:
+                logger.warning(
+                    "%s: %s: %s; to do: nothing now, the rest goes on; see to the reason if it "
+                    "comes again",
+                    what,
+                    kind,
+                    error,
+                )
             self.note(what, error)
         except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(what, error)

@@ -409,8 +409,8 @@ class Outbox(Batcher[_Ticket]):
         self._end_run()
         for part in [batch] if whole else _cut(batch):
             self._add(Message(self._next_sequence, part, part.nbytes, []))
-            self._pending_bytes += part.nbytes
-            self._pending_records += part.num_rows
+            self._pending.size_bytes += part.nbytes
+            self._pending.records += part.num_rows
         if ticket is not None:
             self.add_barrier(ticket)
 
@@ -520,8 +520,8 @@ class Outbox(Batcher[_Ticket]):
         taken: list[tuple[_Ticket, DLSN | None]] = []
         while self._messages and self._messages[0].last <= last:
             message = self._messages.popleft()
-            self._pending_bytes -= message.memory_bytes
-            self._pending_records -= message.batch.num_rows
+            self._pending.size_bytes -= message.memory_bytes
+            self._pending.records -= message.batch.num_rows
             self._doubted = max(self._doubted - 1, 0)
             if self._sent:
                 self._sent -= 1
@@ -535,7 +535,7 @@ class Outbox(Batcher[_Ticket]):
         tickets = [ticket for message in self._messages for _, ticket in message.tickets]
         self._messages.clear()
         self._sent = self._doubted = self.sent_bytes = 0
-        self._pending_bytes = self._pending_records = 0
+        self._pending.size_bytes = self._pending.records = 0
         return tickets
 
     def validate(self) -> None:

@@ -7,8 +7,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, assert_never, cast
 
+from dlcore.wire.frames import send
 from dlcore.wire.incoming import Incoming
-from dlcore.wire.sending import send
 from dlcore.wire.session import (
     UNSENT_BYTES_HIGH,
     AddWrite,

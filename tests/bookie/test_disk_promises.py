@@ -177,7 +177,7 @@ def test_a_sync_that_failed_covers_nothing() -> None:
     assert broken_promises([*history, Synced(LOG)]) != []
 
 
-def test_what_is_released_may_go() -> None:
+def test_released_garbage_may_go() -> None:
     """The entries of a deleted ledger."""
     history, _ = BAD["cut off afterwards"]
     assert broken_promises(history, is_released=lambda promise: promise is ENTRY) == []

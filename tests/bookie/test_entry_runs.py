@@ -220,7 +220,7 @@ def test_large_entries_are_given_at_once_too() -> None:
     run(main())
 
 
-def test_what_was_found_for_the_next_chunk_is_bounded_and_no_answer_by_itself() -> None:
+def test_the_search_for_the_next_chunk_is_bounded_and_no_answer_by_itself() -> None:
     """Readers that never go on cost little; one that does finds damage, and its repair."""
 
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_entries_added_together_are_stored_as_each_by_itself(spread: int) -> Non
     run(main())
 
 
-def test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone() -> None:
+def test_doubt_about_one_entry_makes_each_one_checked_alone() -> None:
     """An unknown ledger, a held entry, a hole, a damaged frame, a LAC too high, a full batch."""
 
     async def main() -> None:

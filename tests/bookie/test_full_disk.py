@@ -214,7 +214,7 @@ def test_a_disk_that_others_fill_is_waited_for() -> None:
     run(main())
 
 
-def test_what_is_held_back_gets_garbage_collected_on_a_full_disk() -> None:
+def test_held_back_garbage_is_collected_on_a_full_disk() -> None:
     """Goal: with not a byte left by others, fences are taken and room is made, over a restart."""
 
     async def main() -> None:

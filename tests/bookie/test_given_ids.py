@@ -169,7 +169,7 @@ def test_requests_that_wait_share_a_read_and_those_that_come_during_one_get_the_
     run(scenario())
 
 
-def test_who_makes_ids_up_costs_the_metadata_few_reads() -> None:
+def test_made_up_ids_cost_the_metadata_few_reads() -> None:
     """Goal: between two reads there is a pause, whichever client asks."""
 
     async def scenario() -> None:
@@ -377,7 +377,7 @@ def test_a_ledger_below_a_forgotten_one_is_looked_up_once_and_those_above_are_no
     run(scenario())
 
 
-def test_what_is_forgotten_during_a_look_is_looked_up_again() -> None:
+def test_a_ledger_forgotten_during_a_look_is_looked_up_again() -> None:
     """Goal: an answer from before the ledger was deleted does not count."""
 
     async def scenario() -> None:

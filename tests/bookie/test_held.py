@@ -13,7 +13,7 @@ from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
 
 
-def test_what_is_not_durable_is_not_held() -> None:
+def test_an_entry_that_is_not_durable_is_not_held() -> None:
     """Goal: no reader counts an entry that a crash would lose."""
 
     async def main() -> None:

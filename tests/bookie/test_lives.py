@@ -69,7 +69,7 @@ def test_a_bookie_on_a_full_disk_starts_as_often_as_it_likes() -> None:
     run(scenario())
 
 
-def test_of_two_copies_of_one_life_the_first_that_starts_is_the_bookie() -> None:
+def test_the_first_started_of_two_copies_of_one_life_is_the_bookie() -> None:
     """Though both count the same."""
 
     async def scenario() -> None:

@@ -31,7 +31,7 @@ def values_of(storage: LedgerStorage, *, connections: int = 0) -> dict[str, floa
     }
 
 
-def test_what_was_written_and_refused_is_counted() -> None:
+def test_written_and_refused_bytes_are_counted() -> None:
     """Each metric has a sample; adds and their syncs are in the histograms."""
 
     async def scenario() -> None:

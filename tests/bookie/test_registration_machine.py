@@ -109,7 +109,7 @@ class Bench:
         return decode(BookieRegistration, node.value, source=AVAILABLE).free_bytes
 
 
-def test_what_changes_while_a_change_is_applied_is_looked_at_again() -> None:
+def test_a_change_during_another_one_is_applied_afterwards() -> None:
     """Nothing that is wanted is forgotten, and nothing is done twice at a time."""
     bench = Bench()
     bench.handle(SetSpace(DiskSpace(free_bytes=1, total_bytes=9)))

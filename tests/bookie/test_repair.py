@@ -109,7 +109,7 @@ async def scene_of(metadata: LedgerMetadata = STRIPED) -> AsyncIterator[Scene]:
         await asyncio.wait([task])
 
 
-def test_what_a_read_found_damaged_is_fetched_from_its_other_holder() -> None:
+def test_an_entry_that_a_read_found_damaged_is_fetched_from_another_holder() -> None:
     """Goal: only the write set is asked, and not for fences; the entry is whole at once."""
 
     async def main() -> None:

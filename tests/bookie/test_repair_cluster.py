@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ENTRIES = 40
 DAMAGED_ID = 23
 FILE_BYTES_MAX = "1000"
-"""So few bytes a file that the damaged entry is in a sealed one: the newest's end is in memory."""
+"""Files are so small that the damaged entry is in a sealed one: the newest's end is in memory."""
 
 
 def flip_byte(directory: Path, body: bytes) -> None:

@@ -262,7 +262,7 @@ def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
     run(main())
 
 
-def test_what_is_damaged_on_a_real_disk_is_found() -> None:
+def test_damage_on_a_real_disk_is_found() -> None:
     """Goal: the scrub reads the file on the device, not the kernel's cached copy of it."""
 
     async def main(directory: Path) -> None:

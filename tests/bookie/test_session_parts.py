@@ -233,7 +233,7 @@ def test_patience_ends_with_silence_and_with_answers_that_no_client_takes() -> N
         patience.check(90, 12.0, is_reading=True)
 
 
-def test_who_makes_no_progress_makes_room_for_others() -> None:
+def test_a_connection_without_progress_makes_room_for_others() -> None:
     """Only when others wait, and never for what is not the client's fault."""
     patience = Patience(bounds_of(), 0.0)
 

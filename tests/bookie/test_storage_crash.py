@@ -217,7 +217,7 @@ def test_no_fencing_request_is_answered_before_the_fence_is_durable() -> None:
         asyncio.run(main(crash_at))
 
 
-def test_what_was_read_after_a_failed_sync_and_a_restart_survives_a_power_cut() -> None:
+def test_entries_read_after_a_failed_sync_and_a_restart_survive_a_power_cut() -> None:
     """Goal: pages of a failed sync look written and are not; replay must not serve them as durable.
 
     Method: the sync of a batch fails, the process is killed, the next one reads the page cache, and

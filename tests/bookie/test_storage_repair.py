@@ -118,7 +118,7 @@ def test_an_intact_entry_is_never_overwritten() -> None:
 
 
 @pytest.mark.parametrize("header_is_damaged", [False, True])
-def test_of_many_replacements_at_once_one_wins_and_stays(header_is_damaged: bool) -> None:
+def test_one_of_many_replacements_at_once_wins_and_stays(header_is_damaged: bool) -> None:
     """Goal: the others meet an intact entry, though it was damaged when they were called.
 
     Method: with the record's header gone too, nothing says any more which bytes are right.

@@ -245,7 +245,7 @@ async def added(
 
 @settings(max_examples=amount(100, sampled=30))
 @given(GROUPS, FILES, st.lists(st.booleans(), min_size=1, max_size=5))
-def test_what_is_written_at_once_is_what_is_queued(
+def test_queued_entries_are_written_at_once(
     groups: list[Any], file_bytes: int, quick: list[bool]
 ) -> None:
     """The same entries in the same files, acknowledged in the same order, and the same counts."""

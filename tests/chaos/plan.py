@@ -1,6 +1,6 @@
 """The plan of the nemesis, drawn from the seed alone: the same seed, the same plan.
 
-Only the plan is reproducible.  What it meets is real: processes, disks and their timing.
+Only the plan is reproducible.  All else is real: processes, disks and their timing.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _DRAIN_TIMEOUT_S = 300.0
 _HEALED_TIMEOUT_S = 120.0
 """Bounds for a busy machine."""
 _LOOK_EVERY_S = 1.0
-_SOMEBODY_TIMEOUT_S = 60.0
+_PROCESS_TIMEOUT_S = 60.0
 _STARTS_MAX = 3
 """A driver that ends more often without being killed is broken."""
 _ONLY_ON_CLUSTER = ("kill executor",)
@@ -247,7 +247,7 @@ class Run:
                     whom.append(pid)
             return bool(whom)
 
-        await Deadline(_SOMEBODY_TIMEOUT_S).wait(has_killed)
+        await Deadline(_PROCESS_TIMEOUT_S).wait(has_killed)
         return f"process {whom[0]}" if whom else None
 
     async def _pause_zookeeper(self, fault: Fault) -> str:

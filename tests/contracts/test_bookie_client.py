@@ -259,7 +259,7 @@ def test_a_list_of_ranges_may_be_longer_than_a_page(open_cluster: Open, count: i
     run(open_cluster, scenario)
 
 
-def test_what_was_never_held_is_a_proven_no(open_cluster: Open) -> None:
+def test_an_entry_that_was_never_held_is_a_proven_no(open_cluster: Open) -> None:
     """Ask for everything about a ledger that the bookie never saw."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -327,7 +327,7 @@ def test_the_lac_comes_with_entries_and_by_itself(open_cluster: Open) -> None:
     run(open_cluster, scenario)
 
 
-def test_what_is_held_above_the_lac_is_told_before_anybody_says_that_it_is_confirmed(
+def test_entries_above_the_lac_are_reported_before_a_client_confirms_them(
     open_cluster: Open,
 ) -> None:
     """Gaps are reported, and confirmed entries are not reported again."""

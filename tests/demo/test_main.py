@@ -135,7 +135,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, moment: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_failure_is_told_last(tmp_path: Path) -> None:
+def test_a_failure_is_printed_last(tmp_path: Path) -> None:
     """Spark keeps the text of its errors, and has stopped before the demo ends."""
     with demo_process(tmp_path, ("-c", _FAILING)) as (process, mark):
         output, _ = process.communicate(timeout=WAIT_S)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tests.fixtures.memory_namespace import MemoryCluster
 
 TIME_LIMIT_S = 30.0
-FORMS = 6
+FORMS = 4
 DAY_MS = 24 * 3600 * 1000
 EXTREMES = [2**63 - 1, 2**64 - 1, -(2**63), 2**53, 0, 1e308, 1e30]
 WRONG: list[Any] = [None, "", "\x00", [], {}, True, -1.5]

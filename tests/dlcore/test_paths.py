@@ -69,7 +69,7 @@ def test_other_uris_are_refused_with_the_reason(uri: str, problem: str) -> None:
     assert repr(uri) in str(caught.value)
 
 
-def test_what_is_no_text_is_no_uri() -> None:
+def test_a_value_that_is_no_text_is_no_uri() -> None:
     """As of a variable that is not set."""
     with pytest.raises(InvalidNamespaceUriError, match="invalid namespace URI None: expected"):
         parse_uri(None)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_a_long_name_is_cut() -> None:
 
 
 @pytest.mark.parametrize("component", ["%FF", "%C3", "a%80"])
-def test_a_component_that_nobody_escaped_is_refused(component: str) -> None:
+def test_an_unescaped_component_is_refused(component: str) -> None:
     """By its name."""
     with pytest.raises(CorruptMetadataError, match=re.escape(repr(component))):
         unescape(component)

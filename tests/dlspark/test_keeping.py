@@ -94,7 +94,7 @@ def test_names() -> None:
         assert [found for *_, found in bench.stored] == ([] if name is None else [name])
 
 
-def test_failures_are_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     """The query does not notice; logs whose loss was accepted are not asked."""
     bench = Bench()
     bench.error = MetadataConnectionError("down")

@@ -111,7 +111,7 @@ def query(namespace_uri: str) -> Iterator[LongQuery]:
     close_shared_namespace(Address(uri=namespace_uri))
 
 
-def test_what_a_query_keeps_does_not_grow_with_its_batches(query: LongQuery) -> None:
+def test_the_state_of_a_query_does_not_grow_with_its_batches(query: LongQuery) -> None:
     """Offsets, commit records, ledgers that are staged in, and what the processes remember."""
     batches = amount(600, sampled=60)
     seen = []

@@ -108,7 +108,7 @@ def at(milliseconds: float) -> datetime.datetime:
     ],
     ids=str,
 )
-def test_what_filters_leave(filters: list[Any], left: list[str]) -> None:
+def test_rows_that_filters_leave(filters: list[Any], left: list[str]) -> None:
     """On each column that can be searched, alone and together; others narrow nothing."""
     assert read(*filters) == left
 

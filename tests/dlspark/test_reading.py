@@ -164,7 +164,7 @@ def test_a_log_that_is_renamed_while_it_is_read(
     assert not caplog.records
 
 
-def test_a_loss_that_nobody_can_count_is_told_about(
+def test_a_loss_that_cannot_be_counted_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The records before an entry in the middle of an extent are known only to its reader."""
@@ -191,7 +191,9 @@ def test_a_range_that_is_refused_though_it_is_there(monkeypatch: pytest.MonkeyPa
         read(monkeypatch, log)
 
 
-def test_who_knows_of_less_than_was_planned_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_knows_less_than_was_planned_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Another proxy may lag behind: what it does not know of yet is to be asked for again."""
     lagging = snapshot_of((3,), (2,)).starting_at(DLSN.parse("2:1:0"))
     log = Changing(lagging, 3, AlreadyTruncatedError("records are gone"))

@@ -134,7 +134,7 @@ def test_a_batch_reads_what_its_bounds_say(
         assert bench.read(log=bench.log, **bounds) == list(expected)
 
 
-def test_bounds_that_leave_nothing_to_read_are_told(
+def test_bounds_that_leave_nothing_to_read_are_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An end before the start, each said in its own way; a start where no record is yet."""
@@ -216,7 +216,7 @@ def test_a_class_with_filters_is_used_where_spark_offers_them(
     assert type(source.reader(source.schema())) is FilteringDlogReader
 
 
-def test_truncated_records_fail_a_batch_or_are_told(
+def test_truncated_records_fail_a_batch_or_are_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A start below the first record asks for what is gone."""

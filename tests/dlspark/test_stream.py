@@ -131,7 +131,7 @@ def test_older_spark_asks_a_new_query_for_its_end_first() -> None:
     assert reader.initialOffset() == start
 
 
-def test_what_was_seen_before_is_not_enough_for_a_later_end() -> None:
+def test_earlier_knowledge_is_not_enough_for_a_later_end() -> None:
     """A batch of an earlier run may end after the last snapshot of this one."""
     source = MadeUpSnapshots(snapshot_of((2,)), snapshot_of((5,)))
     reader = reader_of(source)

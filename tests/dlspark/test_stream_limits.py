@@ -248,7 +248,7 @@ def test_trigger_once_ignores_limits() -> None:
     assert query.batch()["a"] == list(range(90))
 
 
-def test_spark_is_told_whether_batches_are_limited() -> None:
+def test_spark_knows_whether_batches_are_limited() -> None:
     """It passes the same back, or asks for everything."""
 
     def default(**options: str) -> object:

@@ -382,7 +382,7 @@ def test_the_metadata_store_stands_still(
     require_fires(["DlogMetadataSessionLost"], tmp_path, before, during, watched.look)
 
 
-def test_a_kind_of_process_that_nobody_runs(
+def test_a_kind_of_process_that_does_not_run(
     watched: Watched, tmp_path: Path, operator: Operator
 ) -> None:
     """No sample of it is there."""

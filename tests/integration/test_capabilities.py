@@ -173,7 +173,7 @@ def test_a_capability_of_another_log_gives_nothing(
     assert payloads(another, nameless) == [b"x"]
 
 
-def test_what_was_truncated_stays_closed(cluster: TlsCluster, nameless: TlsFiles, log: str) -> None:
+def test_truncated_ledgers_stay_closed(cluster: TlsCluster, nameless: TlsFiles, log: str) -> None:
     """The capability of what is left, used for the range of before."""
     before = planned(cluster, log)
     with (
@@ -257,9 +257,7 @@ def test_a_right_to_read_is_none_to_write(
     run(scenario)
 
 
-def test_who_may_read_the_keys_needs_no_certificate(
-    cluster: TlsCluster, nameless: TlsFiles
-) -> None:
+def test_a_reader_of_the_keys_needs_no_certificate(cluster: TlsCluster, nameless: TlsFiles) -> None:
     """It signs for itself: it writes, reads, and recovers what another left open."""
     name = f"own-{uuid4().hex}"
     with open_namespace(cluster.uri, tls=nameless, capabilities=True) as namespace:

@@ -37,7 +37,7 @@ def rule(namespace: Namespace, text: str) -> Iterator[None]:
         namespace.change_access_rules(remove=[text])
 
 
-def test_who_may_not_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_user_without_the_right_gets_an_error(sandbox: Sandbox, tmp_path: Path) -> None:
     """Over proxies the rights are those of the token with which the console was started."""
     issuer = Issuer()
     (tmp_path / "keys.json").write_bytes(issuer.key_set())

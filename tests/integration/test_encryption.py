@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-SECRET = b"a-word-that-nobody-reads"
+SECRET = b"a-word-without-readers"
 OPEN = b"a-word-for-everybody"
 WAIT_S = 60
 ACK_QUORUM = 2

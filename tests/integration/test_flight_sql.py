@@ -245,13 +245,13 @@ def test_a_name_within_a_statement_need_not_be_that_of_a_log(namespace: Namespac
         table('SELECT * FROM "a b"', namespace)
 
 
-def test_an_unknown_log_is_told_as_one(namespace: Namespace) -> None:
+def test_an_unknown_log_is_named(namespace: Namespace) -> None:
     """DuckDB alone would recommend a table of its own, such as `pg_enum`."""
     with pytest.raises(LogNotFoundError, match=r"^log 'nope' does not exist"):
         table("WITH here AS (SELECT 1) SELECT * FROM here, nope", namespace)
 
 
-def test_a_lack_of_memory_between_rows_of_a_log_is_told_as_one(
+def test_a_lack_of_memory_between_rows_of_a_log_is_reported_as_one(
     trips: str, namespace: Namespace
 ) -> None:
     """DuckDB's own text recommends settings that no user can change here.
@@ -263,7 +263,7 @@ def test_a_lack_of_memory_between_rows_of_a_log_is_told_as_one(
         table(f'SELECT repeat(city, {sizes}) FROM "{trips}"', namespace)
 
 
-def test_an_error_of_a_log_is_told_as_it_is(
+def test_an_error_of_a_log_is_passed_on_unchanged(
     trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not as one of DuckDB."""

@@ -191,7 +191,7 @@ def test_a_stream_goes_on_where_it_broke(sandbox: Sandbox, proxies: list[ProxyPr
             each.wait(float(LIMIT_S))
 
 
-def test_what_curl_is_told(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
+def test_answers_to_curl(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
     """Each error in one form."""
     with open_namespace(sandbox.uri) as namespace:
         log = log_name_for(proxies[1], sandbox.uri)

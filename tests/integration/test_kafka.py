@@ -99,7 +99,7 @@ def test_a_follower_goes_on_at_another_proxy(
     assert [each.offset() for each in found] == list(range(len(sent)))
 
 
-def test_kafka_addresses_are_told(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
+def test_kafka_addresses_are_listed(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
     """Each proxy tells those of all."""
     wanted = sorted(kafka_address(each, sandbox.uri) for each in kafka_proxies)
     reader = consumer(wanted[0], "none")

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.prove, pytest.mark.timeout(18
 
 RECORDS = amount(1_000_000, sampled=40_000)
 FILLED = RECORDS * 3 // 4
-"""So many are there before a client reads; the others come while the log moves."""
+"""Number of records before a client reads; the others come while the log moves."""
 
 
 @pytest.fixture(params=[*LANGUAGES, "kcat", "Spark"])
@@ -59,7 +59,7 @@ def test_a_log_of_many_segments(
     kafka_proxies: list[ProxyProcess],
     reading: Callable[[str, str, int], Reader],
 ) -> None:
-    """It asks for what is truncated, is told the earliest record, and reads on from there.
+    """It asks for truncated records, learns the earliest one, and reads on from there.
 
     It also reads on when the log moves, and when the proxy is killed from which it reads.
     """

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
+BATCH, REST_S = 40, 0.01
 LOST = amount(200, sampled=12)
 """Number of answers that are lost in each part of the test."""
 
@@ -37,7 +38,7 @@ class Writer:
                 "bootstrap.servers": addresses,
                 "enable.idempotence": True,
                 "linger.ms": 2,
-                "batch.num.messages": 40,
+                "batch.num.messages": BATCH,
                 "reconnect.backoff.max.ms": 200,
                 "retry.backoff.max.ms": 200,
                 "message.timeout.ms": 240_000,
@@ -57,7 +58,8 @@ class Writer:
             if len(self.sent) - len(self.offsets) < 2000:
                 self.sent.append(_record(len(self.sent)))
                 self._producer.produce(self._topic, self.sent[-1], on_delivery=self._delivered)
-                self._producer.poll(0)
+                # A rest for each batch: all that it could write would be most of what this costs.
+                self._producer.poll(0 if len(self.sent) % BATCH else REST_S)
             else:
                 self._producer.poll(0.05)
         self._producer.flush()

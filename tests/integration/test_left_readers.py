@@ -52,9 +52,7 @@ def left() -> list[object]:
 
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.usefixtures("uncollected")
-def test_what_a_reader_had_ahead_is_freed_when_it_is_left(
-    sandbox: Sandbox, *, is_open: bool
-) -> None:
+def test_the_read_ahead_is_freed_when_a_reader_is_left(sandbox: Sandbox, *, is_open: bool) -> None:
     """Readers of a segment that is written, and of a complete one."""
 
     async def scenario() -> None:

@@ -34,7 +34,7 @@ for txid in range(10**9):
 """
 
 
-def test_a_killed_writer_loses_nothing_that_it_was_told(namespace_uri: str) -> None:
+def test_a_killed_writer_loses_no_acknowledged_record(namespace_uri: str) -> None:
     """It commits and says so until SIGKILL; the next writer recovers all it said, and goes on."""
     with open_namespace(namespace_uri, config=LogConfig(lock_timeout_s=60)) as namespace:
         namespace.create_log("faults/killed")

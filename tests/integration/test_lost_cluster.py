@@ -140,7 +140,7 @@ class Drill:
             assert (await read(namespace, name))[: len(kept)] == kept
 
 
-def test_what_is_in_objects_survives_the_loss_of_everything_else(
+def test_objects_survive_the_loss_of_everything_else(
     fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Write, tier, export, write more, lose all, restore, and compare."""

@@ -128,7 +128,7 @@ def test_a_paused_writer_that_was_replaced_writes_nothing(namespace_uri: str) ->
                 assert [each.txid for each in reader.read_bulk(100)] == [1, 2, 4]
 
 
-def test_a_paused_writer_that_nobody_replaced_goes_on(namespace_uri: str) -> None:
+def test_a_paused_writer_without_a_replacement_goes_on(namespace_uri: str) -> None:
     """Its session and lock are gone; it takes the log again and writes on in its segment.
 
     A record that it writes before it notices is in the log, for its ledger is not fenced.

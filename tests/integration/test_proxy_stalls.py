@@ -130,7 +130,7 @@ def test_a_log_without_a_quorum_stops_no_other(fresh_sandbox: Callable[..., Sand
     run(scenario())
 
 
-def test_what_waits_for_a_log_without_a_quorum_is_bounded(
+def test_memory_for_a_log_without_a_quorum_is_bounded(
     fresh_sandbox: Callable[..., Sandbox],
 ) -> None:
     """It keeps few messages of 4 MB in 36 streams, and refuses the others; gRPC keeps none."""

@@ -108,7 +108,7 @@ def test_clients_without_a_certificate_where_none_is_asked_for(
             grpc.channel_ready_future(channel).result(30)
 
 
-def test_files_that_are_none_are_told_with_their_paths(
+def test_missing_files_are_named_with_their_paths(
     namespace_uri: str, authority: Authority, tmp_path: Path
 ) -> None:
     """Before anything is opened."""

@@ -120,7 +120,9 @@ def test_plain_flight(direct: Namespace, proxy: ProxyProcess, logs: list[str]) -
     assert len(held(direct, logs[0])) == 4
 
 
-def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: list[str]) -> None:
+def test_wrong_requests_are_refused(
+    direct: Namespace, proxy: ProxyProcess, logs: list[str]
+) -> None:
     """With a clear status, and nothing of it is kept."""
     identity, good = uuid4().hex, ({"log": logs[0]}, rows("x"))
     for command, beside, reason in (

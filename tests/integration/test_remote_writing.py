@@ -199,7 +199,7 @@ for txid in (2, 3, 4):
 
 
 @pytest.mark.prove
-def test_what_no_proxy_takes_any_more_is_counted_at_exit(namespace_uri: str) -> None:
+def test_records_that_no_proxy_takes_any_more_are_counted_at_exit(namespace_uri: str) -> None:
     """Within a bounded time, and the exit status tells of it."""
     log = f"{LOG}/{uuid4().hex}"
     with open_namespace(namespace_uri) as namespace:
@@ -272,7 +272,7 @@ def test_the_async_writer_says_what_was_not_written(
     assert f"not written: 1 record: the writer was not closed, and {reason}" in caplog.text
 
 
-def test_what_waits_is_written_though_nobody_calls(namespace_uri: str) -> None:
+def test_waiting_records_are_written_without_a_call(namespace_uri: str) -> None:
     """A blocking writer sends it in the background, unless it shall wait for a call."""
     name = f"{LOG}/{uuid4().hex}"
     with (

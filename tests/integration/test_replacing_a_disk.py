@@ -1,6 +1,6 @@
 """The page about replacing a disk, rehearsed: its commands are run while the log is written.
 
-Commands of `dlog` run as they stand.  Of the host's, a folder stands for a disk: mounting moves it
+Commands of `dlog` run as they stand.  For the host's a folder stands for a disk: mounting moves it
 into its place, unmounting moves it away.
 """
 

@@ -203,7 +203,7 @@ def test_a_namespace_of_everybody_is_secured_afterwards(
     assert "there is no dlog namespace at /older/two" in missing.stderr
 
 
-def test_who_is_refused_by_zookeeper_is_told_why(
+def test_a_client_refused_by_zookeeper_learns_why(
     zookeeper: SecureZooKeeper, tmp_path: Path
 ) -> None:
     """Within the time for connecting, with what would be right."""

@@ -1,6 +1,6 @@
 """Goal: the ledgers before the first kept position go, also from a segment that stays.
 
-Method: one segment of extents with a ledger each, on real bookies.  What is left is read through
+Method: one segment of extents with a ledger each, on real bookies.  The rest is read through
 the core, a proxy and the command line from each kept position, before and after; a process that
 truncates is killed at each of its steps, and a worker finishes what it has begun.
 """
@@ -140,7 +140,7 @@ class Scene:
         return len(self.shell.text("ledger", "list", "--quiet").split())
 
 
-def test_what_is_left_of_a_segment_is_read_as_before(
+def test_the_rest_of_a_segment_is_read_as_before(
     fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While it is in progress, after it is completed, and after a crash at any step."""

@@ -1,4 +1,4 @@
-"""Spark's own connector for Kafka reads one topic as it is told; see README.md."""
+"""Spark's own connector for Kafka reads one topic, as its arguments say; see README.md."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Bookies that may lose durable data: no more than the promise allows.
 
 An acknowledged entry is promised to survive the loss of Qa - 1 bookies.  Damage to a bookie's
-copies counts like their loss.  So a run has at most Qa - 1 *victims*: only they lose disks and
-sectors or have their bytes changed.  A victim that got an empty disk is another bookie from then
+copies counts like their loss.  A run has at most Qa - 1 *victims* therefore: only they lose disks,
+or sectors or have bytes changed.  A victim that got an empty disk is another bookie from then
 on, and is spared.  All others only crash, and must bring back everything that they ever
 acknowledged.
 """

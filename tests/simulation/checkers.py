@@ -1,8 +1,8 @@
 """Invariants of every run, judged by the checkers' own record, never by what clients believe.
 
 Invariants are numbered as in the list that the project promises (I1 … I9); the second word is the
-name in the TLA+ specification of BookKeeper's protocol, where there is one.  What single bookies
-promise is judged in `truth.py`.
+name in the TLA+ specification of BookKeeper's protocol, where there is one.  Promises of single
+bookies are judged in `truth.py`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata import changes
 from dlcore.log.metadata.names import KnownNames
-from dlcore.log.metadata.watching import LogWatch
+from dlcore.log.metadata.watching import NameLooks
 from dlcore.log.reading.holding import Hold, Take
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.log.upkeep import removal, retention
@@ -144,15 +144,15 @@ def sealed_logs_grow() -> Iterator[None]:
 @contextlib.contextmanager
 def watches_forget_what_changes_while_they_look() -> Iterator[None]:
     """A change after a read, and before that was noted, is missed."""
-    look = LogWatch._look
+    look = NameLooks.look
 
-    async def forgetful(self: LogWatch) -> None:
-        before = list(self._due)
+    async def forgetful(self: NameLooks) -> None:
+        before = list(self.due)
         await look(self)
         for bucket in before:
-            self._due.pop(bucket, None)
+            self.due.pop(bucket, None)
 
-    with patch.object(LogWatch, "_look", forgetful):
+    with patch.object(NameLooks, "look", forgetful):
         yield
 
 
@@ -221,10 +221,10 @@ def unanswered_positions_count_as_stored() -> Iterator[None]:
     commit = SubscriptionHold.commit
 
     async def hopeful(self: SubscriptionHold, position: DLSN) -> None:
-        async def nobody_looks() -> None:
+        async def without_a_look() -> None:
             raise _UnansweredError
 
-        with patch.object(self, "_read", nobody_looks):
+        with patch.object(self, "_read", without_a_look):
             try:
                 await commit(self, position)
             except _UnansweredError:

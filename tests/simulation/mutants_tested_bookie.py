@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
+    from bookie.files.ledger_state import LedgerState
     from bookie.files.unsealed import Location
-    from bookie.ledger_state import LedgerState
     from bookie.space.budget import Claim
     from dlcore.wire.messages import Update
 

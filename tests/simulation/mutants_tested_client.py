@@ -303,14 +303,14 @@ def a_lac_is_published_by_one_bookie() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_append.py::test_what_is_confirmed_meanwhile_needs_no_copy")
+@caught_by(f"{_LEDGER}/test_append.py::test_an_entry_confirmed_meanwhile_needs_no_copy")
 def a_change_names_bookies_before_they_have_copies() -> Iterator[None]:
     """Fewer than Qa of the next ensemble hold entries that readers saw."""
     with changes_at_once():
         yield
 
 
-@caught_by(f"{_LEDGER}/test_read_end.py::test_what_recoveries_write_back_is_shown_once_one_ends")
+@caught_by(f"{_LEDGER}/test_read_end.py::test_write_backs_of_recoveries_are_shown_once_one_ends")
 def what_recoveries_write_back_is_shown() -> Iterator[None]:
     """One that found too few copies before may close the ledger without it."""
 

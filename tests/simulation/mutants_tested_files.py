@@ -57,19 +57,19 @@ def a_short_write_is_taken_for_a_whole_one() -> Iterator[None]:
         yield
 
 
-@caught_by("contracts/test_disk.py::test_a_file_is_not_used_again_while_somebody_reads_it")
+@caught_by("contracts/test_disk.py::test_a_file_is_not_used_again_while_it_is_read")
 def a_file_is_recycled_before_its_last_reader_is_done() -> Iterator[None]:
     """A reader with an open handle is given bytes of another file."""
 
     def any_spare(self: Spares, in_use: object) -> Any:
         return next(iter(self._sizes), None)
 
-    def nobody(self: MemoryDisk, inode: Inode) -> bool:
+    def never(self: MemoryDisk, inode: Inode) -> bool:
         return False
 
     with (
         patch.object(Spares, "unused", any_spare),
-        patch.object(MemoryDisk, "_is_open", nobody),
+        patch.object(MemoryDisk, "_is_open", never),
     ):
         yield
 

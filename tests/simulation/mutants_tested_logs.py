@@ -10,7 +10,7 @@ import msgspec
 
 from dlcore.log.metadata.commits import decide
 from dlcore.log.metadata.nodes import StagedNode
-from dlcore.log.metadata.watching import LogWatch
+from dlcore.log.metadata.watching import NameLooks
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
@@ -211,7 +211,7 @@ def rolls_leave_their_ledgers_open() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_RETENTION}::test_who_recovers_for_retention_leaves_the_next_writer_alone")
+@caught_by(f"{_RETENTION}::test_a_recovery_for_retention_leaves_the_next_writer_alone")
 def retention_fences_who_writes_by_then() -> Iterator[None]:
     """A segment opened after another recovery is taken for a dead writer's, too."""
 
@@ -225,18 +225,18 @@ def retention_fences_who_writes_by_then() -> Iterator[None]:
 @caught_by("dlcore/sync/test_watch.py::test_an_answer_that_fails_loses_nothing")
 def watches_forget_what_they_could_not_read() -> Iterator[None]:
     """A look that fails is not made again: a change is never reported."""
-    look = LogWatch._look
+    look = NameLooks.look
 
-    async def once(self: LogWatch) -> None:
-        before = list(self._due)
+    async def once(self: NameLooks) -> None:
+        before = list(self.due)
         try:
             await look(self)
         except BaseException:
             for bucket in before:
-                self._due.pop(bucket, None)
+                self.due.pop(bucket, None)
             raise
 
-    with patch.object(LogWatch, "_look", once):
+    with patch.object(NameLooks, "look", once):
         yield
 
 

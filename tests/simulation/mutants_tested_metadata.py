@@ -202,11 +202,11 @@ def any_registration_under_the_name_is_taken_over() -> Iterator[None]:
 @caught_by(f"{_REGISTRATION}::test_a_change_of_space_never_unregisters")
 def a_change_of_space_unregisters() -> Iterator[None]:
     """Section 8: the node is made anew whenever the disk's space changes."""
-    with patch.object(registration_module, "decode", _of_nobody):
+    with patch.object(registration_module, "decode", _without_owner):
         yield
 
 
-def _of_nobody(kind: type[Any], value: bytes, *, source: str) -> Any:
+def _without_owner(kind: type[Any], value: bytes, *, source: str) -> Any:
     from msgspec.structs import replace
 
     from dlcore.metadata.stored import decode

@@ -32,8 +32,8 @@ _SILENT = "dlcore/log/test_silent_producers.py::test_{}".format
 _OWNED = "dlcore/proxy/test_owned_log.py::test_{}".format
 _MEMBERS = "dlcore/proxy/test_membership.py::test_{}".format
 _ONLY_WRITES = _SILENT("only_what_a_producer_writes_keeps_it")
-_BACK = _SILENT("a_clock_that_goes_back_makes_nobody_older")
-_LATE = "test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one"
+_BACK = _SILENT("a_clock_that_goes_back_makes_no_producer_older")
+_LATE = "test_a_late_notice_of_an_earlier_life_of_a_log_ends_no_later_one"
 
 
 def _used(table: Producers[Any]) -> dict[str, int]:
@@ -43,7 +43,7 @@ def _used(table: Producers[Any]) -> dict[str, int]:
 # When a producer is forgotten
 
 
-@caught_by(_SILENT("who_wrote_is_known_until_its_time"))
+@caught_by(_SILENT("a_producer_that_wrote_is_known_until_its_time"))
 def producers_are_forgotten_after_an_hour() -> Iterator[None]:
     """Those with names of their own are kept no longer than those with names made for a writer."""
     with patch.object(producers_module, "PRODUCERS_KEPT_MS", KEPT_MS):
@@ -147,7 +147,7 @@ def a_producer_that_opens_a_stream_counts_as_having_written() -> Iterator[None]:
         yield
 
 
-@caught_by(_SILENT("who_has_records_on_their_way_keeps_its_place"))
+@caught_by(_SILENT("a_producer_with_records_on_their_way_keeps_its_place"))
 def a_producer_with_records_in_flight_is_forgotten_for_another() -> Iterator[None]:
     """The log does not know them then, and records that are sent again are written twice."""
 
@@ -173,7 +173,7 @@ def only_a_segment_begins_with_a_list() -> Iterator[None]:
 
 
 @caught_by(
-    "dlcore/backends/test_forgotten.py::test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot"
+    "dlcore/backends/test_forgotten.py::test_doubtful_records_are_not_sent_to_a_log_that_forgot"
 )
 def a_named_writer_in_doubt_believes_any_answer() -> Iterator[None]:
     """It sends again what a log may hold that has forgotten it."""
@@ -205,7 +205,7 @@ def the_silence_of_an_idle_stream_counts() -> Iterator[None]:
 # Which incarnation writes, and from where
 
 
-@caught_by(_OWNED("who_begins_is_told_where_it_goes_on_once_that_is_durable"))
+@caught_by(_OWNED("a_producer_learns_where_it_goes_on_once_that_is_durable"))
 def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
     """Earlier records on their way may be lost, and then there is a gap."""
     begin = OwnedLog.begin
@@ -222,7 +222,7 @@ def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
         yield
 
 
-@caught_by(_OWNED("two_incarnations_are_told_apart_wherever_they_begin"))
+@caught_by(_OWNED("two_incarnations_are_distinguished_wherever_they_begin"))
 def incarnations_of_two_proxies_have_the_same_token() -> Iterator[None]:
     """Those of the same epoch take each other's sequences, and both are acknowledged."""
     grant = Producers.grant

@@ -138,7 +138,7 @@ def a_zombie_proxy_judges_conditions() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_judges_nothing")
+@caught_by(f"{_ROOM}/test_owned_log.py::test_a_proxy_that_has_lost_the_log_judges_nothing")
 def a_zombie_proxy_judges_producers() -> Iterator[None]:
     """It tells of a gap, or that another incarnation writes, by what it knew when it wrote last."""
     unlooked = {name: getattr(OwnedLog, name).__wrapped__ for name in ("accept", "begin")}
@@ -146,7 +146,7 @@ def a_zombie_proxy_judges_producers() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_judges_nothing")
+@caught_by(f"{_ROOM}/test_owned_log.py::test_a_proxy_that_has_lost_the_log_judges_nothing")
 def a_zombie_without_a_segment_takes_the_log_for_its_own() -> Iterator[None]:
     """It does not mind that another writer has one open."""
     head_changed = LogAppender._head_changed
@@ -198,7 +198,7 @@ def a_proxy_gives_its_clock_as_transaction_id() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_budget.py::test_who_finds_it_full_waits_in_turn")
+@caught_by(f"{_ROOM}/test_budget.py::test_a_request_that_finds_it_full_waits_in_turn")
 def the_memory_of_all_streams_is_not_bounded() -> Iterator[None]:
     """Everything fits into it."""
     with patch.object(ByteBudget, "_fits", partialmethod(lambda self, size_bytes: True)):
@@ -289,7 +289,7 @@ def producers_are_sought_at_the_end_of_their_segment() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_begins_no_incarnation")
+@caught_by(f"{_ROOM}/test_owned_log.py::test_a_proxy_that_has_lost_the_log_begins_no_incarnation")
 def a_zombie_proxy_begins_producers() -> Iterator[None]:
     """It tells who begins there of the last record that it knew of when it wrote last."""
     begin = OwnedLog.begin
@@ -307,7 +307,7 @@ def a_zombie_proxy_begins_producers() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_draining.py::{_LET_GO}")
 def a_condition_that_finds_the_writer_closed_loses_the_log() -> Iterator[None]:
-    """A log that is let go of in good order counts as lost, for all its streams."""
+    """A log that is released in good order counts as lost, for all its streams."""
     accept_if = OwnedLog.accept_if
 
     async def losing(self: OwnedLog, *args: Any) -> Accepted:
@@ -320,7 +320,7 @@ def a_condition_that_finds_the_writer_closed_loses_the_log() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_rates.py::test_what_passes_keeps_to_the_rate")
+@caught_by(f"{_ROOM}/test_rates.py::test_passed_bytes_keep_to_the_rate")
 def a_batch_that_waited_for_its_rate_owes_nothing() -> Iterator[None]:
     """Tokens taken beyond the rate count as paid."""
     take = TokenBucket.take

@@ -111,7 +111,7 @@ def what_was_truncated_takes_room_in_a_batch() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LIMITS}::test_spark_is_told_whether_batches_are_limited")
+@caught_by(f"{_LIMITS}::test_spark_knows_whether_batches_are_limited")
 def a_limit_of_bytes_gives_way_to_a_minimum() -> Iterator[None]:
     """Spark gets no limit where both are given."""
     with patch.object(stream, "default_read_limit", lambda limits: _limited(limits)):

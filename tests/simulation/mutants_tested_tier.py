@@ -163,7 +163,7 @@ def the_namespace_overrules_its_logs() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_VISITS}::test_what_is_done_is_not_read_again")
+@caught_by(f"{_VISITS}::test_a_finished_object_is_not_read_again")
 def settled_segments_are_kept_for_ever() -> Iterator[None]:
     """The memory of a worker for a log grows with the log's age."""
 

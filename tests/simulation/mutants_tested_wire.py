@@ -11,8 +11,8 @@ from unittest.mock import patch
 import crc32c
 
 from bookie.files import entry_reader as entry_reader_module
+from bookie.files.ledger_state import LedgerState
 from bookie.files.unsealed import UnsealedFiles
-from bookie.ledger_state import LedgerState
 from bookie.serving.receive_budget import ReceiveRoom
 from bookie.serving.session import Patience
 from dlcore.wire import digest as digest_module, receive_memory as memory_module
@@ -52,9 +52,7 @@ def what_has_begun_to_come_is_in_no_budget() -> Iterator[None]:
         yield
 
 
-@caught_by(
-    "bookie/test_receive_budget.py::test_who_stops_in_the_middle_is_given_up_while_others_wait"
-)
+@caught_by("bookie/test_receive_budget.py::test_a_stopped_sender_is_given_up_while_others_wait")
 def who_stops_in_the_middle_holds_up_the_others() -> Iterator[None]:
     """A client that is not heard of holds its memory as long as it likes."""
     with patch.object(Patience, "sends_slowly", lambda *_, **__: False):
@@ -100,9 +98,7 @@ def one_checksum_stands_for_all_frames() -> Iterator[None]:
         yield
 
 
-@caught_by(
-    "bookie/test_entry_runs.py::test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone"
-)
+@caught_by("bookie/test_entry_runs.py::test_doubt_about_one_entry_makes_each_one_checked_alone")
 def entries_that_come_together_pass_the_fence() -> Iterator[None]:
     """Only a single add is refused on a fenced ledger."""
     with patch.object(LedgerState, "accepts", lambda *_, **__: True):

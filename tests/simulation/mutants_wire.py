@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.serving import session as session_module
-from bookie.serving.writes_in_flight import WritesInFlight
+from bookie.serving.in_progress import WritesInFlight
 from dlcore.base.errors import DLError, NoSuchEntryError
 from dlcore.wire.bookie_end import Greeting
 from dlcore.wire.client_end import ClientEnd, Stored, Welcomed

@@ -194,7 +194,7 @@ def _with_some_shape(plan: Plan, fate: random.Random) -> Plan:
 def draw_usual_plan(rng: random.Random) -> Plan:
     """Draw a plan of ledgers, in which bookies that are down come back soon, unless they are lost.
 
-    What shape the plan gets beside that is drawn apart: seeds of a focus, which has its own shape,
+    The further shape of the plan is drawn apart: seeds of a focus, which has its own shape,
     play what they played whatever the shares of shapes are.
     """
     ensemble, write, ack = rng.choice(QUORUMS)
@@ -250,7 +250,7 @@ def with_one_kept_down(plan: Plan, *, has_logs: bool) -> Plan:
 def with_logs(plan: Plan) -> Plan:
     """Return a plan with logs, whose ledgers come and go.
 
-    So many are deleted at once that no brake may hold them, and grace follows clocks that agree.
+    A mass of logs is deleted at once: no brake may hold them, and grace follows clocks that agree.
     """
     garbage = replace(plan.storage.garbage, brake_count=10_000)
     return replace(

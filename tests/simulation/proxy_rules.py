@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.simulation.logs import Logs
     from tests.simulation.proxies import Proxies
 
-NOBODY_UNASKED = "A1 NobodyPassesWithoutARight"
+NONE_UNASKED = "A1 NoCallPassesWithoutARight"
 ONLY_THE_DENIED = "A2 OnlyTheDeniedAreRefused"
 ENDED_SOON = "A3 StreamsEndWithTheirRight"
 _ENDED_S = {"DoGet": 1.5, "DoPut": 5.0}
@@ -190,7 +190,7 @@ class Stranger:
         try:
             answer = await asyncio.wait_for(call.take(), PATIENCE_S)
             is_refused = isinstance(answer, End) and answer.error is not None
-            require(NOBODY_UNASKED, holds=is_refused, message=f"{self.name} got {answer!r:.200}")
+            require(NONE_UNASKED, holds=is_refused, message=f"{self.name} got {answer!r:.200}")
             self._proxies.count("stranger refused")
         finally:
             call.cancel()

@@ -109,7 +109,7 @@ def read_registration(value: bytes) -> Registration:
 def nodes_of_log(head_path: str, nodes: Mapping[str, Versioned]) -> set[str]:
     """Return the nodes that a log must have below its head, by what its head and segments say.
 
-    Of a chunk or segment that is missing only its own node is among them.
+    Only the own node of a missing chunk or segment is among them.
     """
     head = _values(nodes[head_path].value)
     found: set[str] = set()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.lengths import amount, sample
+from tests.fixtures.lengths import amount, for_each, sample
 from tests.simulation.checkers import INVARIANTS
 from tests.simulation.mutants import FOCUSES, MUTANTS, focused
 from tests.simulation.mutants_run import find, is_caught_by_its_test, known
@@ -54,7 +54,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.timeout(1800)  # a search of all seeds takes minutes; most end at the first one
-@pytest.mark.parametrize("name", sample(soonest(), 3))
+@pytest.mark.parametrize("name", sample(soonest(), 2))
 def test_known_bugs_are_found(name: str) -> None:
     """A simulation that lets a known bug pass proves nothing about unknown ones."""
     finding = find(name, (known()[name].seed, *range(SEEDS_MAX)))
@@ -79,7 +79,7 @@ def test_the_tests_that_catch_mutants_exist() -> None:
         assert f"def {function.split('[')[0]}(" in (ROOT / file).read_text(), name
 
 
-@pytest.mark.parametrize("name", sorted([*MUTANTS, *TESTED]))
+@for_each(sorted([*MUTANTS, *TESTED]))
 def test_a_mutant_finds_what_it_changes(name: str) -> None:
     """A name changed in the product is changed here."""
     apply = MUTANTS[name] if name in MUTANTS else TESTED[name].apply

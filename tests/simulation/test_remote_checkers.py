@@ -84,7 +84,7 @@ def test_a_producer_is_forgotten_after_its_time(silent_s: float) -> None:
 
 
 @pytest.mark.parametrize("found", [(b"program/id/0", b"program/id/1"), (b"program/id/0",)])
-def test_who_reads_back_gets_all_that_was_committed(found: tuple[bytes, ...]) -> None:
+def test_a_reader_gets_all_that_was_committed(found: tuple[bytes, ...]) -> None:
     """Each of them, unless it was truncated."""
 
     async def body(checkers: ProxyCheckers, remote: Remote) -> None:

@@ -122,7 +122,7 @@ def test_a_batch_that_failed_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("fate", ["truncated", "deleted"])
-def test_what_was_cut_before_anybody_read_it_need_not_be_there(fate: str) -> None:
+def test_records_cut_before_any_read_need_not_be_there(fate: str) -> None:
     """No one can tell."""
 
     async def scenario() -> None:

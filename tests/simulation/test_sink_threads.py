@@ -18,7 +18,7 @@ async def _after(delay_s: float, what: str) -> str:
     return what
 
 
-def test_what_a_thread_asks_for_takes_virtual_time() -> None:
+def test_calls_of_a_thread_take_virtual_time() -> None:
     """Others go on meanwhile, and the function's result comes back."""
 
     async def scenario() -> None:

@@ -70,7 +70,7 @@ def test_binary_values_and_assigned_txids(spark: SparkSession, logs: LogBench) -
     assert txids[0] > 1_000_000_000_000, "epoch milliseconds"
 
 
-def test_what_was_read_is_written_back(spark: SparkSession, logs: LogBench) -> None:
+def test_read_rows_are_written_back(spark: SparkSession, logs: LogBench) -> None:
     """Read-only columns are ignored; the option names the target, the column is passed over."""
     source, target = logs.create(), logs.create()
     logs.append(source, [(n, b"%d" % n) for n in range(50)])

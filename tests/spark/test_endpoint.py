@@ -126,7 +126,7 @@ def test_a_stream_through_an_endpoint(
         assert [number for log, number in rows if log == name] == list(range(1200))
 
 
-def test_what_an_endpoint_does_not_do(spark: SparkSession, proxy: ProxyProcess) -> None:
+def test_options_that_an_endpoint_does_not_have(spark: SparkSession, proxy: ProxyProcess) -> None:
     """Tables about the system, and logs that are not there, with what would be right."""
     frame = spark.createDataFrame([("a", "no/such/log")], "value string, log string")
     sink = frame.write.format("dlog").option("endpoint", proxy.location)

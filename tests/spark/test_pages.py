@@ -278,7 +278,7 @@ def _saw_pyarrow(reader: Reader, output: str) -> None:
 
 def _saw_dlcore(reader: Reader, output: str) -> None:
     assert reader.known["frame"].shape[0] == 2
-    assert "somebody wrote meanwhile" in output
+    assert "another client wrote meanwhile" in output
     assert output.count("[b'0', b'1', b'2', b'0', b'1']\n") == 4  # async, over both, twice
 
 

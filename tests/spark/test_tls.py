@@ -93,7 +93,7 @@ def test_proxies_that_speak_tls(spark: SparkSession, namespace_uri: str, tmp_pat
         copied = spark.read.format("dlog").options(**options(client, log=f"{home}/b")).load()
         assert sorted(int(bytes(row.value)) for row in copied.collect()) == list(range(10))
         for tls, reason in (
-            (TlsFiles(ca=client.ca), "lets nobody in without a certificate"),
+            (TlsFiles(ca=client.ca), "lets no client in without a certificate"),
             (TlsFiles(ca=str(Authority(tmp_path / "theirs").ca)), "certificate is not accepted"),
         ):
             with pytest.raises(Exception, match=f"the proxy at grpc.tls://[^ ]+: .*{reason}"):

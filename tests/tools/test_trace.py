@@ -67,7 +67,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_things_that_are_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines, classes above the limits, definitions that are new, and packages."""
     monkeypatch.setattr(counts, "ATTRIBUTES_MAX", 2)
     monkeypatch.setattr(counts, "METHODS_MAX", 1)
@@ -92,17 +92,17 @@ def test_a_module_counts_if_most_records_pass_it() -> None:
     assert list(found.client) == ["c", "b"]
 
 
-def test_what_is_printed() -> None:
+def test_lines_that_are_printed() -> None:
     """Rooms are packages; of dlcore's modules in a bookie the calls count alone."""
     client = {"dlcore.log.writer": 3, "dlcore.wire.frames": 1, "dlcore.log.batches": 2}
-    bookie = {"dlcore.wire.frames": 5, "bookie.ledger_state": 1, "bookie.files.log": 1}
+    bookie = {"dlcore.wire.frames": 5, "bookie.server": 1, "bookie.files.log": 1}
     assert list(lines_of(Passage(name="write", client=client, bookie=bookie))) == [
         "write, client: 2 rooms (aim 8), 3 modules (aim 14), 6 calls",
         "    dlcore.log               writer 3, batches 2",
         "    dlcore.wire              frames 1",
         "write, bookie: 2 rooms (aim 5), 2 modules (aim 10), 7 calls",
         "    dlcore.wire              frames 5  (of dlcore: not counted)",
-        "    bookie                   ledger_state 1",
+        "    bookie                   server 1",
         "    bookie.files             log 1",
     ]
     figure = Figure(name="lines", value=79_000, aim=60_000, parts=("2 A, a.py",))

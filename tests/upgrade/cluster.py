@@ -91,7 +91,7 @@ class Process:
 
     @property
     def at(self) -> int:
-        """The last number that a client told."""
+        """The last number that a client printed."""
         assert self._child is not None
         output = self._child.output()
         assert "lost or doubled" not in output, output
@@ -212,6 +212,6 @@ class Mixed:
         return process
 
     def _free_port(self) -> int:
-        """Return a port that nobody else gets while its process ends and starts again."""
+        """Return a port that no other process gets while its process ends and starts again."""
         self._reserved.append(PortReservation(0))
         return self._reserved[-1].port

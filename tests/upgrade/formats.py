@@ -1,4 +1,4 @@
-"""Logs of every kind: written as one release stores them, and told as another reads them.
+"""Logs of every kind: written as one release stores them, and described as another reads them.
 
 ``write URI KEYS`` makes them; it ends like a program that is killed, with a segment in progress.
 ``tell URI KEYS`` prints what they hold as JSON.  Both use only what 0.2.0 had.

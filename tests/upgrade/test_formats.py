@@ -41,7 +41,9 @@ def found(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Mixe
 
 @pytest.mark.integration
 @pytest.mark.parametrize("found", RELEASES, indirect=True)
-def test_what_a_release_stored_is_read(found: tuple[Mixed, dict[str, Any]], tmp_path: Path) -> None:
+def test_data_that_a_release_stored_is_read(
+    found: tuple[Mixed, dict[str, Any]], tmp_path: Path
+) -> None:
     """Logs of every kind, with positions, settings and the rest; and they can be written to."""
     cluster, facts = found
     keys = tmp_path / "keys"

@@ -94,7 +94,7 @@ def test_bookies_are_upgraded_and_taken_back_while_clients_write(
     _judge(cluster, writers, old)
 
 
-def test_nobody_starts_who_lacks_a_finalized_feature(cluster: Mixed, old: Installed) -> None:
+def test_no_member_starts_without_a_finalized_feature(cluster: Mixed, old: Installed) -> None:
     """Neither the last release, nor this one, if it is a later one's."""
     cluster.finalize("of a later release")
     bookie, (proxy, _) = cluster.bookie("b1"), cluster.proxy("p1")

@@ -57,8 +57,8 @@ def is_fresh(notebook: NotebookNode) -> bool:
 def run(notebook: NotebookNode, folder: Path) -> None:
     """Run all cells in a fresh kernel, and keep what a reader should see of the outputs.
 
-    What programs write to standard error, such as Spark's warnings about this machine, is left out,
-    and so is the time at which a cell ran.
+    Text on standard error, such as Spark's warnings about this machine, and the time at which a
+    cell ran are left out.
     """
     from nbclient import NotebookClient  # late: the tests only need what is above
 

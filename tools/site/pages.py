@@ -84,7 +84,7 @@ def gather(folder: Path) -> None:
 
 def _from_notebook(source: Path, target: Path) -> str:
     """Return a notebook as a page; its pictures lie beside the page."""
-    from nbconvert import MarkdownExporter  # late: the tests only need what is above
+    from nbconvert import MarkdownExporter  # late: most tests need only what is above
 
     resources = {"unique_key": target.stem, "output_files_dir": f"{target.stem}_files"}
     exporter: Any = MarkdownExporter

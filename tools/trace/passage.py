@@ -213,7 +213,7 @@ class _Cluster:
 async def trace(records: int, folder: Path) -> list[Passage]:
     """Write records one by one, then read others as they are written; return both ways of one.
 
-    Of each kind as many records go before as are counted.
+    As many records of each kind go before as are counted.
     """
     recorder = Recorder()
     async with AsyncExitStack() as stack:

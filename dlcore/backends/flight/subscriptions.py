@@ -51,7 +51,7 @@ async def forget(calls: Endpoint, log: LogKey, subscriber: str) -> bool:
 
 
 class FlightHold:
-    """A subscription of a log, from `take` until somebody else takes it."""
+    """A subscription of a log, from `take` until another one takes it."""
 
     def __init__(self, calls: Endpoint, log: LogKey, subscriber: str) -> None:
         self._calls = calls

@@ -465,7 +465,7 @@ class IcebergTables:
             if not old:
                 return []
             # A manifest is in consecutive snapshots: what a kept one has, the oldest of them has,
-            # or one with a tag of somebody's.
+            # or one with a user's tag.
             oldest = chain[: self._snapshots_kept][-1:]
             others = [each for each in kept if each not in chain[: self._snapshots_kept]]
             needed = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.base.config import NO_TIER, LogSettings, require_kind
@@ -26,6 +27,7 @@ from dlcore.base.features import COLD_SEGMENTS, TIER_SETTINGS
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.nodes import head_of, schema_of, settings_of
+from dlcore.log.metadata.targets import TargetLookup, existing
 from dlcore.log.metadata.values import (
     LockHolder,
     LogKey,
@@ -38,29 +40,16 @@ from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from typing import TypeAlias
 
+    from dlcore.log.metadata.targets import Target
     from dlcore.log.typed.schema import LogSchema
-
-    Target: TypeAlias = tuple[VersionedHead, LogSchema | None]
 
 _Result = TypeVar("_Result")
 
 logger = logging.getLogger(__name__)
 
-_TARGETS_MAX = 1000
-"""Most logs whose metadata a store keeps as a guess of what their names lead to."""
 _RETRY_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0)
 """Pauses between attempts to read: together longer than a session time-out of 10 s."""
-
-
-def _existing(paths: Sequence[str], nodes: Sequence[Versioned | None]) -> list[LogMetadata]:
-    """Return the logs whose names have these paths, from the first of the nodes."""
-    return [
-        decode(LogMetadata, node.value, source=path)
-        for path, node in zip(paths, nodes, strict=False)
-        if node is not None
-    ]
 
 
 async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -73,14 +62,17 @@ async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
     return await call()
 
 
+async def _read_many(store: MetadataStore, paths: Sequence[str]) -> Sequence[Versioned | None]:
+    return await persistently(lambda: store.get_many(paths, fresh=True))
+
+
 class LogStore:
     """The logs of one namespace, in the metadata store."""
 
     def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
         self._store = store
         self._paths = paths
-        self._targets: dict[str, LogMetadata] = {}
-        """What the names of the last targets led to, the latest last."""
+        self._targets = TargetLookup(paths, partial(_read_many, store))
 
     @property
     def metadata_store(self) -> MetadataStore:
@@ -176,7 +168,7 @@ class LogStore:
     async def find_existing(self, names: Sequence[str]) -> list[LogMetadata]:
         """Return the fixed metadata of those of the logs that exist, in their order."""
         paths = [self._paths.log(name) for name in validate_log_names(names)]
-        return _existing(paths, await persistently(lambda: self._store.get_many(paths, fresh=True)))
+        return existing(paths, await _read_many(self._store, paths))
 
     async def read(self, log: LogKey) -> VersionedHead:
         """Return the log's head, with every change that completed before this call.
@@ -291,55 +283,8 @@ class LogStore:
         ]
 
     async def find_targets(self, names: Sequence[str]) -> dict[str, Target]:
-        """Return head and schema of those of the logs that exist.
-
-        Names lead to logs, and logs to heads: two round trips.  Heads of the logs that the names
-        led to before come with the names, in one: they are as fresh, and count if the names still
-        lead there.
-        """
-        paths = [self._paths.log(name) for name in validate_log_names(names)]
-        guesses = {name: self._targets[name] for name in names if name in self._targets}
-        nodes = await persistently(
-            lambda: self._store.get_many([*paths, *self._target_paths(guesses)], fresh=True)
-        )
-        logs = {log.name: log for log in _existing(paths, nodes)}
-        found = {
-            name: target
-            for name, target in self._targets_in(guesses, nodes[len(paths) :]).items()
-            if guesses[name] == logs.get(name)
-        }
-        others = {name: log for name, log in logs.items() if log != guesses.get(name)}
-        if others:
-            nodes = await persistently(
-                lambda: self._store.get_many(self._target_paths(others), fresh=True)
-            )
-            found |= self._targets_in(others, nodes)
-        self._remember_targets(names, logs)
-        return {name: found[name] for name in logs if name in found}
-
-    def _target_paths(self, logs: Mapping[str, LogMetadata]) -> list[str]:
-        heads = [self.paths_of(log).head for log in logs.values()]
-        return [*heads, *(self.paths_of(log).schema for log in logs.values() if log.typed)]
-
-    def _targets_in(
-        self, logs: Mapping[str, LogMetadata], nodes: Sequence[Versioned | None]
-    ) -> dict[str, Target]:
-        """Return what is in the nodes of `_target_paths`, without logs that were deleted."""
-        of_typed = iter(nodes[len(logs) :])
-        found = {}
-        for (name, log), node in zip(logs.items(), nodes, strict=False):
-            schema = next(of_typed) if log.typed else None
-            with contextlib.suppress(LogNotFoundError):
-                at = self.head_of(log, node)
-                found[name] = at, schema_of(self._paths, log, schema) if log.typed else None
-        return found
-
-    def _remember_targets(self, names: Sequence[str], logs: Mapping[str, LogMetadata]) -> None:
-        for name in names:
-            self._targets.pop(name, None)
-        self._targets.update(logs)
-        for name in [*self._targets][:-_TARGETS_MAX]:
-            del self._targets[name]
+        """Return head and schema of those of the logs that exist; see `TargetLookup`."""
+        return await self._targets.find(names)
 
     async def change_schema(
         self, log: LogKey, change: Callable[[LogSchema], LogSchema]

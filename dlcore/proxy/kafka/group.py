@@ -51,14 +51,14 @@ class GroupState(State):
 
 _S = GroupState
 _ROUND = {_S.JOINING: "a member comes, leaves or is silent"}
-_NOBODY = {_S.EMPTY: "the last member leaves or is silent"}
+_NO_MEMBER = {_S.EMPTY: "the last member leaves or is silent"}
 TRANSITIONS = Transitions(
     _S.EMPTY,
     {
         _S.EMPTY: {_S.JOINING: "a member comes"},
-        _S.JOINING: {_S.SYNCING: "all have joined, or the time is over", **_NOBODY},
-        _S.SYNCING: {_S.STABLE: "the leader has spoken", **_ROUND, **_NOBODY},
-        _S.STABLE: {**_ROUND, **_NOBODY},
+        _S.JOINING: {_S.SYNCING: "all have joined, or the time is over", **_NO_MEMBER},
+        _S.SYNCING: {_S.STABLE: "the leader has spoken", **_ROUND, **_NO_MEMBER},
+        _S.STABLE: {**_ROUND, **_NO_MEMBER},
     },
 )
 

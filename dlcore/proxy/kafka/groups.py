@@ -327,7 +327,7 @@ class Groups:
             led = await self._led_here(group, entry)
             generation = asked.generation_id_or_member_epoch
             if led is None:
-                return await self._stored_by_nobody(asked, name, offset)
+                return await self._store_without_member(asked, name, offset)
             answered = await self._answered(
                 group,
                 entry,
@@ -352,7 +352,7 @@ class Groups:
             return _position_code_of(error)
         return ErrorCode.none
 
-    async def _stored_by_nobody(self, asked: Any, name: str, offset: int) -> ErrorCode:
+    async def _store_without_member(self, asked: Any, name: str, offset: int) -> ErrorCode:
         """Store an offset for a client that is no member of a group: the last one stays."""
         if asked.member_id or asked.generation_id_or_member_epoch >= 0:
             return ErrorCode.unknown_member_id

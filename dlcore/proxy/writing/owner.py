@@ -287,7 +287,7 @@ class LogOwner:
                         "logs_max: try again when it has released one, or raise the limit",
                         retry_after_s=RETRY_AFTER_S,
                     )
-                case Verdict.NOBODY:
+                case Verdict.NO_PROXY:
                     raise LogNotReadyError(f"log {name!r}: no live proxy takes logs: try again")
                 case _:
                     assert_never(decision)

@@ -105,7 +105,7 @@ def test_the_reader_of_a_part_is_closed_with_it(monkeypatch: pytest.MonkeyPatch)
     on_log(body)
 
 
-def test_what_cannot_be_copied() -> None:
+def test_logs_that_cannot_be_copied() -> None:
     """Records truncated before, and a log to itself."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

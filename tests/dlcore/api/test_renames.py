@@ -91,7 +91,7 @@ def test_names_that_cannot_be_given() -> None:
     on_log(body)
 
 
-def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
+def test_a_writer_refused_for_a_proxy_learns_what_to_do() -> None:
     """It may own the log for minutes after the last record."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -137,7 +137,7 @@ def test_readers_go_on_over_a_rename() -> None:
     on_log(body)
 
 
-def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
+def test_a_handle_opened_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
     """For the name may be another log's; the manager that renamed it has the new name."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -379,7 +379,7 @@ def test_a_lost_reply_of_a_rename(*, applied: bool) -> None:
     on_log(body)
 
 
-def test_of_two_renames_at_once_one_is_done() -> None:
+def test_one_of_two_renames_at_once_is_done() -> None:
     """The other is refused: by the lock, or by the name that is not the log's any more."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

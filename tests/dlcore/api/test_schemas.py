@@ -20,7 +20,7 @@ from tests.dlcore.log.test_typed_schema import column
 
 
 @given(column("a"), column("b"))
-def test_what_is_shown_is_read_back(first: Column, second: Column) -> None:
+def test_the_shown_text_is_read_back(first: Column, second: Column) -> None:
     """Nested types too."""
     columns = (first, second)
     assert parse_columns(describe(columns)) == columns
@@ -69,7 +69,7 @@ def test_other_spellings(text: str, schema: list[tuple[str, pa.DataType]]) -> No
         ("_txid int64", "a column cannot be called '_txid'"),
     ],
 )
-def test_what_is_wrong_is_told(text: str, reason: str) -> None:
+def test_a_mistake_is_named_in_the_error(text: str, reason: str) -> None:
     """With the text and where in it."""
     with pytest.raises(ConfigurationError) as raised:
         schema_from_text(text)

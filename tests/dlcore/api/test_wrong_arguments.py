@@ -71,7 +71,7 @@ def test_a_value_of_the_wrong_kind_is_named(call: Callable[[Any, Any], Any], rea
     on_log(body)
 
 
-def test_a_reader_is_told_how_many_and_how_long() -> None:
+def test_a_reader_checks_how_many_and_how_long() -> None:
     """Before it waits; and what is here can still be read."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -88,7 +88,7 @@ def test_a_reader_is_told_how_many_and_how_long() -> None:
     on_log(body)
 
 
-def test_what_is_no_record_ends_no_writer() -> None:
+def test_a_value_that_is_no_record_ends_no_writer() -> None:
     """In a bulk its future tells of it."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:
@@ -103,7 +103,7 @@ def test_what_is_no_record_ends_no_writer() -> None:
     on_log(body)
 
 
-def test_what_is_no_position() -> None:
+def test_texts_that_are_no_position() -> None:
     """A position is made of three whole numbers."""
     with pytest.raises(ConfigurationError, match="whole numbers, not '1', 0, 0"):
         DLSN("1", 0, 0)  # type: ignore[arg-type]

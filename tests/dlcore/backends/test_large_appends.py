@@ -65,7 +65,7 @@ def test_more_extents_than_a_message_has_room_for(monkeypatch: pytest.MonkeyPatc
     with_proxies(*LOGS)(scenario)
 
 
-def test_what_is_packed_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrongly_packed_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what would unpack to more than anybody needs."""
     monkeypatch.setattr(appends, "UNPACKED_BYTES_MAX", 1000)
 

@@ -170,7 +170,7 @@ def test_a_handle_renames_and_deletes_its_log() -> None:
     with_proxies()(scenario)
 
 
-def test_what_another_proxy_owns_is_ended_there() -> None:
+def test_a_log_that_another_proxy_owns_is_ended_there() -> None:
     """Where we are sent to, though the endpoint names it not."""
 
     async def scenario(served: Proxies) -> None:
@@ -220,7 +220,7 @@ def ask_blocking(endpoint: str) -> None:
         assert not log.purge_logs_older_than(4)
 
 
-def test_what_is_asked_of_a_log_is_what_the_core_tells() -> None:
+def test_answers_about_a_log_are_those_of_the_core() -> None:
     """By positions, transaction ids and times; of records and of ranges."""
 
     async def scenario(served: Proxies) -> None:

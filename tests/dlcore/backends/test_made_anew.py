@@ -179,7 +179,7 @@ def test_a_proxy_lets_go_of_a_log_that_is_no_more(monkeypatch: pytest.MonkeyPatc
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_renamed_is_read_on() -> None:
+def test_a_renamed_log_is_read_on() -> None:
     """By its id; a writer gets an error, for a log is owned by its name."""
 
     async def scenario(served: Proxies) -> None:

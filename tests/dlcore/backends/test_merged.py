@@ -47,7 +47,7 @@ def test_many_logs_are_one_sequence() -> None:
     with_proxies(*NAMES)(scenario)
 
 
-def test_what_cannot_be_merged() -> None:
+def test_logs_that_cannot_be_merged() -> None:
     """It is reported as by the core."""
 
     async def scenario(served: Proxies) -> None:

@@ -178,7 +178,7 @@ def test_a_reader_of_the_core_is_waited_for(
     with_proxies("clicks")(scenario)
 
 
-def test_what_was_done_is_done() -> None:
+def test_a_completed_call_is_not_done_again() -> None:
     """If the answer is lost it is asked for again, and no stored position is overwritten."""
 
     async def scenario(served: Proxies) -> None:
@@ -268,7 +268,7 @@ def test_a_commit_whose_end_is_not_known_is_no_end() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_comes_late_changes_nothing() -> None:
+def test_a_late_answer_changes_nothing() -> None:
     """A request that was given up, and is carried out after those that followed it."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -107,7 +107,7 @@ def test_the_right_files_read_write_and_stage(files: Files) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
+def test_records_that_a_proxy_forwards_over_tls_count_for_its_client(
     files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the name in the client's certificate, which is shown to the first proxy only."""
@@ -145,8 +145,8 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
 @pytest.mark.parametrize(
     ("serves", "asks", "scheme", "reason"),
     [
-        ("proxy", "without", "grpc+tls", "it lets nobody in without a certificate: expected a"),
-        ("proxy", "stranger", "grpc+tls", "it lets nobody in with cert='.*stranger.pem': expected"),
+        ("proxy", "without", "grpc+tls", "it lets no client in without a certificate: expected a"),
+        ("proxy", "stranger", "grpc+tls", "it lets no client in with cert=.*stranger.pem.: exp"),
         (
             "proxy",
             "trusts_others",
@@ -163,24 +163,24 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
             "proxy",
             "expired",
             "grpc+tls",
-            r"nobody in with cert=.*: our .* \(certificate has expired\): expected one that is",
+            r"no client in with cert=.*: our .* \(certificate has expired\): expected one that is",
         ),
         (
             "proxy",
             "early",
             "grpc+tls",
-            r"nobody in with cert=.*: our .* \(certificate is not yet valid.*\): expected one that",
+            r"no client in with cert=.*: our .* \(certificate is not yet valid.*\): expected one",
         ),
         (
             "proxy",
             "for_servers",
             "grpc+tls",
-            r"nobody in with cert=.*: our .* \(uns.* purpose\): expected one with clientAuth in",
+            r"no client in with cert=.*: our .* \(uns.* purpose\): expected one with clientAuth in",
         ),
         (None, "client", "grpc+tls", r"it does not speak TLS: expected grpc://127.0.0.1:\d+$"),
     ],
 )
-def test_what_is_wrong_is_told_at_once(
+def test_a_wrong_setting_is_reported_at_once(
     serves: str | None, asks: str | None, scheme: str, reason: str, files: Files
 ) -> None:
     """With where, and what would be right: for a call, a writer, and a staged append."""
@@ -295,7 +295,7 @@ def test_one_of_several_proxies_is_enough(files: Files) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_who_says_nothing_has_no_reason(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_gives_no_reason(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has one that hangs up."""
     monkeypatch.setattr(tls_reasons, "_LOOK_S", 0.1)
     ended = asyncio.Event()

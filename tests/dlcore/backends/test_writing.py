@@ -92,7 +92,7 @@ def test_positions_are_those_of_the_records() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_cannot_follow_is_refused_at_once() -> None:
+def test_a_record_that_cannot_follow_is_refused_at_once() -> None:
     """The writer stays usable; a bulk is cancelled from there on."""
 
     async def scenario(served: Proxies) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_follow_is_refused_at_once() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_the_proxy_refuses_ends_the_writer() -> None:
+def test_a_refusal_of_the_proxy_ends_the_writer() -> None:
     """Every waiting call gets the error, and later calls do, too."""
 
     async def scenario(served: Proxies) -> None:
@@ -249,7 +249,7 @@ def test_a_silent_proxy_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_nobody_answers() -> None:
+def test_no_server_answers() -> None:
     """That is reported after the time that one is willing to wait."""
 
     async def scenario(served: Proxies) -> None:
@@ -264,7 +264,7 @@ def test_nobody_answers() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_writer_that_nobody_closes_says_what_is_not_written(
+def test_a_writer_that_is_not_closed_says_what_is_not_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As that of the core does."""
@@ -418,7 +418,7 @@ def test_appends_on_a_condition_that_race() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_who_waits_is_told_by_an_abort_that_is_cancelled() -> None:
+def test_a_cancelled_abort_still_ends_the_waits() -> None:
     """The outcome of its record is unknown."""
 
     async def scenario(served: Proxies) -> None:

@@ -42,7 +42,7 @@ async def _forever(started: list[int], ended: list[int]) -> None:
         ended.append(1)
 
 
-def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
+def test_a_failure_is_logged_or_reported_and_awaiters_learn_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By the task's name, with its trace."""
@@ -127,7 +127,7 @@ def test_a_defect_of_one_job_keeps_no_other_from_being_tidied(
     run(scenario())
 
 
-def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
+def test_a_caller_that_waits_to_hand_a_job_over_is_released_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A job that never ends holds up others for a time, and not for ever."""
@@ -150,7 +150,7 @@ def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
     run(scenario())
 
 
-def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
+def test_a_cancelled_caller_leaves_the_outcome_to_the_others() -> None:
     """The future goes on; callers that still wait get its error, and no others."""
 
     async def scenario() -> list[dict[str, Any]]:
@@ -233,7 +233,7 @@ def test_closed_tasks_let_go_of_the_frames_that_they_were_cancelled_in() -> None
     run(uncollected(ended))
 
 
-def test_who_waits_for_a_failure_is_in_no_cycle_with_it() -> None:
+def test_a_caller_that_waits_for_a_failure_is_in_no_cycle_with_it() -> None:
     """The error refers to the frame that waited, so that this may not hold the future."""
 
     class Planted(Exception):

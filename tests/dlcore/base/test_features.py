@@ -31,7 +31,7 @@ def test_each_feature_has_a_name_and_a_bit_of_its_own() -> None:
     assert [handshake_bit(name) for name in ("read-held", "authorize")] == [1, 2]
 
 
-def test_a_release_tells_the_features_that_are_told_in_registrations(
+def test_a_release_lists_the_features_that_registrations_announce(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sorted, and none of the wire."""

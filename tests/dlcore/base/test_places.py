@@ -88,7 +88,7 @@ def test_fewer_places_are_reached_as_holders_leave() -> None:
     run(scenario())
 
 
-def test_who_is_cancelled_leaves_no_place_taken() -> None:
+def test_a_cancelled_task_leaves_no_place_taken() -> None:
     """While it waits, or at the moment at which it is let in."""
 
     async def scenario() -> None:

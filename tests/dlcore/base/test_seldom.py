@@ -36,7 +36,7 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO, SimpleNamespace]]:
     handler.close()
 
 
-def test_some_of_a_kind_are_told_and_the_rest_counted() -> None:
+def test_some_of_a_kind_are_written_and_the_rest_counted() -> None:
     """In each period anew; one kind does not cost another one its turn."""
     seldom = Seldom(2, period_s=10)
     assert [seldom.is_written("a", now_s=0) for _ in range(5)] == [True, True, False, False, False]
@@ -66,7 +66,7 @@ def test_a_flood_of_refusals_is_a_few_lines(
     ]
 
 
-def test_what_was_left_out_is_told_at_the_end(
+def test_the_number_of_left_out_lines_is_written_at_the_end(
     log: tuple[logging.Logger, io.StringIO, SimpleNamespace],
 ) -> None:
     """Also if nothing else is logged any more; debugging is not limited."""

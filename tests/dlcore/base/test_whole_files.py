@@ -64,7 +64,7 @@ def test_after_an_error_nothing_is_left(tmp_path: Path, error: BaseException) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
     """And not with that of the file beside it."""
     path = tmp_path / "no" / "new"
     with pytest.raises(FileNotFoundError) as raised, whole_file(path):
@@ -84,7 +84,7 @@ def test_a_killed_process_leaves_no_half_file_under_the_name(tmp_path: Path) -> 
     assert path.read_bytes() == b"whole"
 
 
-def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_file_and_leaves_nothing(tmp_path: Path) -> None:
     """Method: a command under a limit on the size of files, at which a first write is short."""
     folder = tmp_path / "cluster"
     command = ["secure", "init", str(folder), "--uri", "distributedlog://zk/dlog"]

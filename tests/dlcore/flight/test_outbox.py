@@ -73,7 +73,7 @@ def test_positions_of_what_is_side_by_side() -> None:
     assert not box.has_in_flight
 
 
-def test_what_was_never_sent_cannot_be_acknowledged() -> None:
+def test_unsent_records_cannot_be_acknowledged() -> None:
     """A proxy that says so is not believed."""
     box = outbox()
     with pytest.raises(UnexpectedError, match="up to sequence 0, but -1 is the last sent"):
@@ -103,7 +103,7 @@ def test_a_new_stream_begins_with_what_is_not_durable() -> None:
     assert box.drain() == ["open"]
 
 
-def test_what_a_lost_stream_sent_is_in_doubt() -> None:
+def test_records_of_a_lost_stream_are_in_doubt() -> None:
     """Messages of a first stream that was refused are not, and are numbered anew."""
     box, doubts = outbox(first=7), []
     box.add_batch(rows(2), "a")
@@ -128,7 +128,7 @@ def test_what_a_lost_stream_sent_is_in_doubt() -> None:
     assert (box.next_sequence, box.first) == (6, 5)
 
 
-def test_what_is_too_large_is_sent_in_parts() -> None:
+def test_a_batch_that_is_too_large_is_sent_in_parts() -> None:
     """A waiting caller gets the result of its record's part; a part in doubt stays so."""
     box = outbox(bytes_max=2**30)
     for number in range(5):
@@ -153,7 +153,7 @@ def test_what_is_too_large_is_sent_in_parts() -> None:
     assert (box.is_in_doubt, box.pending_bytes, box.sent_bytes) == (False, 0, 0)
 
 
-def test_what_is_pending_is_counted_until_it_is_acknowledged() -> None:
+def test_pending_records_count_until_they_are_acknowledged() -> None:
     """A record by its price, a batch by its size; bounds are for the caller to require."""
     box = outbox(bytes_max=4000)
     box.add_record(0, b"xyz", "")
@@ -173,7 +173,7 @@ def test_what_is_pending_is_counted_until_it_is_acknowledged() -> None:
 
 @given(seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=50)
-def test_each_record_is_told_once_and_in_order(seed: int) -> None:
+def test_each_record_is_acknowledged_once_and_in_order(seed: int) -> None:
     """Whatever is sent again, and acknowledged by whichever stream."""
     chance = random.Random(seed)
     box, added, acknowledged, taken = outbox(), 0, [], 0

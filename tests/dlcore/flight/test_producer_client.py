@@ -210,7 +210,7 @@ def test_a_stream_is_for_one_schema() -> None:
     assert sequences(client.ready(0)) == [1]
 
 
-def test_what_a_lost_stream_sent_is_sent_again() -> None:
+def test_records_of_a_lost_stream_are_sent_again() -> None:
     """With the same sequences, behind what the log has by then."""
     client = Harness().begun()
     client.write("a", "b", "c")
@@ -364,7 +364,7 @@ def test_first_records_in_doubt_are_not_sent_to_a_log_that_may_have_forgotten(
             assert sequences(effects) == [0]
 
 
-def test_what_no_proxy_may_say_ends_the_machine() -> None:
+def test_an_answer_that_no_proxy_may_give_ends_the_machine() -> None:
     """No claim, and an acknowledgement of what was not sent."""
     client = Harness()
     client.tell(Begin)
@@ -392,7 +392,7 @@ def test_a_record_without_room_changes_nothing() -> None:
     assert client.machine.outbox.has_room
 
 
-def test_what_is_over_takes_no_record() -> None:
+def test_an_ended_machine_takes_no_record() -> None:
     """At once, although many records were admitted before; a failure counts as reported then."""
     client = Harness().begun()
     client.tell(Write(0, b"", "a"), SendDue, Write(0, b"", "b"))

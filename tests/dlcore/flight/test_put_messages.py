@@ -77,7 +77,7 @@ def test_a_path_or_a_command_names_the_log() -> None:
         (command(b'{"log": ".a"}'), InvalidLogNameError, "reserved"),
     ],
 )
-def test_what_names_no_log_is_refused(
+def test_a_batch_that_names_no_log_is_refused(
     descriptor: pb.FlightDescriptor, error: type[ConfigurationError], problem: str
 ) -> None:
     """The error says what was expected."""
@@ -272,7 +272,7 @@ def test_a_body_that_comes_last_is_not_copied() -> None:
     ],
 )
 @pytest.mark.parametrize("copied_bytes_max", [0, COPIED_BYTES_MAX])
-def test_what_is_no_message_is_refused(
+def test_bytes_that_are_no_message_are_refused(
     data: bytes, copied_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soon, however long it is."""

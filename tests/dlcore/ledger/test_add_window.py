@@ -123,7 +123,7 @@ def chosen(*candidates: str, readmitted: str = "") -> ChoiceDue:
     )
 
 
-def test_who_refuses_entries_neither_joins_nor_returns() -> None:
+def test_a_bookie_that_refuses_entries_neither_joins_nor_returns() -> None:
     """Such a bookie would refuse the next entry, too."""
     replacements = replacements_of()
     replacements.fail(1, B, AWAY)

@@ -287,7 +287,7 @@ def test_a_change_waits_until_those_who_join_hold_what_readers_may_have_been_sho
     assert bench.stored(planned)[-1] == complete(1, 1)
 
 
-def test_what_is_confirmed_meanwhile_needs_no_copy() -> None:
+def test_an_entry_confirmed_meanwhile_needs_no_copy() -> None:
     """It stays in the ensemble that has it."""
     bench = Bench()
     bench.append(1)
@@ -382,7 +382,7 @@ def test_a_copy_counts_for_entries_that_have_a_place_there_only() -> None:
     assert [bench.machine.window.adds[each].acks for each in (0, 1, 2)] == [set(), {3}, {3}]
 
 
-def test_a_failed_bookie_is_readmitted_when_nobody_replaces_it() -> None:
+def test_a_failed_bookie_is_readmitted_when_no_other_replaces_it() -> None:
     """It gets what it missed and is still unconfirmed."""
     bench = Bench()
     bench.append(1)
@@ -407,7 +407,7 @@ def test_readmission_is_of_registered_bookies_only() -> None:
     assert effects[-1] == GoOnWithout(frozenset(bookies("A")), 1.0)
 
 
-def test_a_listing_that_nobody_needs_any_more_does_nothing() -> None:
+def test_an_unneeded_listing_does_nothing() -> None:
     """The failure may be gone when the answer comes."""
     bench = Bench()
     assert bench.listed("D") == []
@@ -417,7 +417,7 @@ def test_a_listing_that_nobody_needs_any_more_does_nothing() -> None:
     "error",
     [EntryTooLargeError("big"), BadRequestError("what?"), BookieAccessDeniedError("no right")],
 )
-def test_what_every_bookie_would_refuse_ends_the_writer(error: DLError) -> None:
+def test_an_entry_that_every_bookie_would_refuse_ends_the_writer(error: DLError) -> None:
     """Replacing bookies would go on for ever."""
     bench = Bench()
     bench.append(1)
@@ -471,7 +471,7 @@ def test_a_change_whose_reply_was_lost_is_recognised() -> None:
     assert bench.machine.metadata == planned
 
 
-def test_a_change_is_made_again_on_top_of_what_somebody_else_stored() -> None:
+def test_a_change_is_made_again_on_top_of_another_clients_value() -> None:
     """A foreign change of something else is kept."""
     bench, planned = planned_bench()
     stored = replace(metadata_of((0, "ABC")), custom={"moved": "yes"})

@@ -47,7 +47,7 @@ def test_too_few_answers_say_nothing() -> None:
     assert end_of(answer(4), None, None) is None
 
 
-def test_what_an_ack_quorum_holds_is_shown() -> None:
+def test_entries_of_an_ack_quorum_are_shown() -> None:
     """Up to the first entry that too few hold, also where more is held behind it."""
     assert end_of(answer(4, (5, 7)), answer(3, (4, 6)), answer(4, (5, 5), (7, 7))) == (4, 7, True)
     assert end_of(answer(4, (5, 7)), answer(4, (5, 6)), answer(4)) == (4, 6, True)
@@ -60,7 +60,7 @@ def test_a_missing_answer_may_decide() -> None:
     assert end_of(answer(4, (5, 6)), answer(4, (5, 5)), None) == (4, 5, False)
 
 
-def test_what_a_bookie_does_not_say_is_not_a_no() -> None:
+def test_silence_of_a_bookie_is_not_a_no() -> None:
     """It tells of so many entries only."""
     assert end_of(answer(4, (5, 5), to=5), answer(4), answer(4, to=4)) == (4, 4, False)
     assert end_of(answer(4, (5, 5), to=5), answer(4, (5, 6)), None) == (4, 5, False)
@@ -77,7 +77,7 @@ def test_what_a_bookie_does_not_say_is_not_a_no() -> None:
         ([answer(2**62), answer(3, (4, 9)), answer(3, (4, 9))], False),
     ],
 )
-def test_what_one_bookie_alone_was_told_is_a_claim(
+def test_a_lac_of_one_bookie_alone_is_a_claim(
     answers: list[HeldEntries | None], is_vouched: bool
 ) -> None:
     """Unless another one holds what it names, or knows the same LAC."""

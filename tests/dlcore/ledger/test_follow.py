@@ -136,7 +136,7 @@ def test_the_first_step_reports_the_lac_and_carries_what_came_with_it() -> None:
     assert waiting(first=9, lac=4).state is FollowState.WAITING
 
 
-def test_what_comes_while_the_caller_waits_is_offered() -> None:
+def test_entries_that_come_while_the_caller_waits_are_offered() -> None:
     """Taken entries are in no step; a step brings the others."""
     bench = waiting()
     assert bench.push(0, 1, lac=1) == [Offer(entries(0, 1))]
@@ -380,7 +380,7 @@ def test_if_all_sent_false_ones_all_are_followed_again() -> None:
         assert bench.handle(Checked(9, -1)) == [Control.UNFOLLOW, Follow(bookie(name), 0)]
 
 
-def test_a_false_lac_of_nobody_is_nobodys_fault() -> None:
+def test_a_false_lac_without_a_source_is_no_bookies_fault() -> None:
     """A read of the caller found it: no bookie is left out."""
     bench = waiting()
     assert bench.handle(EndFound(3)) == [ReadRange(0, 3)]

@@ -78,7 +78,7 @@ def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
     run(scenario)
 
 
-def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
+def test_a_writer_with_more_records_publishes_its_lac_first() -> None:
     """The next entry would take it along, but only once it is made and on its way to all."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -143,7 +143,7 @@ def grow(bench: Bench) -> list[tuple[str, int]]:
     return sent([effect for event in add for effect in bench.machine.handle(event)])
 
 
-def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
+def test_a_lac_sent_to_one_bookie_keeps_none_from_the_others() -> None:
     """A publisher waits for them, and would for ever where adds take the next ones along."""
     bench = Bench()
 

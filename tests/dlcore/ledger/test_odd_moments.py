@@ -116,7 +116,7 @@ def test_a_replacement_that_refuses_an_entry_as_too_large_is_left_out() -> None:
     run(scenario, "ABCD")
 
 
-def test_who_is_told_by_a_lac_that_it_is_fenced_writes_no_more() -> None:
+def test_a_writer_whose_lac_is_fenced_writes_no_more() -> None:
     """The explicit LAC of an idle writer is what meets the fence first."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -217,7 +217,7 @@ def test_the_time_of_the_caller_is_no_silence() -> None:
     assert bench.handle(Tick(101.0)) == []
 
 
-def test_when_all_have_failed_the_caller_is_told_after_what_came() -> None:
+def test_when_all_have_failed_the_error_follows_the_received_entries() -> None:
     """The error is that of the lane."""
     bench = whole()
     bench.arrived("B", [0])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import pytest
-
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from dlcore.ledger.metadata.values import Ensemble
 from dlcore.ledger.reading.range_read import (
@@ -19,6 +17,7 @@ from dlcore.ledger.reading.range_read import (
     plan_lanes,
 )
 from tests.fixtures.ledgers import LEDGER_ID, bookie, bookies, entry_of, quorum_of
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.wire.digest import EntryFrame
@@ -213,7 +212,7 @@ class RandomRead:
         return self.lane.failed(bookie(name), MISSING)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each(range(100))
 def test_random_streams_deliver_everything_that_a_bookie_has(seed: int) -> None:
     """The read fails only where no bookie has the entry."""
     run = RandomRead(seed)

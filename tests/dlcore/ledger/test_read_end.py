@@ -128,7 +128,7 @@ def test_a_claim_is_checked_only_if_the_others_do_not_catch_up() -> None:
     run(scenario)
 
 
-def test_what_recoveries_write_back_is_shown_once_one_ends() -> None:
+def test_write_backs_of_recoveries_are_shown_once_one_ends() -> None:
     """Another may have found that too few held it, and may close the ledger without it."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -179,7 +179,7 @@ def test_a_follower_gets_what_was_acknowledged_by_a_writer_that_died() -> None:
     run(scenario)
 
 
-def test_a_follower_is_told_where_a_read_found_the_end() -> None:
+def test_a_follower_learns_where_a_read_found_the_end() -> None:
     """It need not wait until it grows suspicious of the silence."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -202,7 +202,7 @@ def test_a_follower_is_told_where_a_read_found_the_end() -> None:
     run(scenario)
 
 
-def test_what_was_shown_outlives_a_change_of_bookies() -> None:
+def test_shown_entries_outlive_a_change_of_bookies() -> None:
     """B holds the entry and its answer is lost: it is replaced by D, which has it by then."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -323,7 +323,7 @@ def test_a_follower_gets_entries_as_they_are_confirmed(
     run(scenario, "ABCDE")
 
 
-def test_what_is_taken_as_it_comes_is_confirmed_and_no_step_brings_it() -> None:
+def test_an_entry_taken_as_it_comes_is_confirmed_and_no_step_brings_it() -> None:
     """Nor does the caller get entries while it works at a step: they wait for the next one."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -355,7 +355,7 @@ def test_what_is_taken_as_it_comes_is_confirmed_and_no_step_brings_it() -> None:
     run(scenario)
 
 
-def test_what_the_followed_bookie_does_not_hold_is_read_from_others() -> None:
+def test_entries_that_the_followed_bookie_lacks_are_read_from_others() -> None:
     """As soon as it tells that it is confirmed."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -374,13 +374,13 @@ def test_what_the_followed_bookie_does_not_hold_is_read_from_others() -> None:
     run(scenario)
 
 
-def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
+def test_an_entry_beyond_the_lac_that_comes_with_it_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is read once it is confirmed, though it was pushed before."""
     follow, arrived = MemoryBookieClient.follow, [-1]
 
-    async def hasty(
+    async def follow_early(
         self: MemoryBookieClient,
         bookie: BookieId,
         *,
@@ -394,7 +394,7 @@ def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
             arrived.append(max(update.last_add_confirmed - 1, -1))
             yield update._replace(last_add_confirmed=arrived[-1])
 
-    monkeypatch.setattr(MemoryBookieClient, "follow", hasty)
+    monkeypatch.setattr(MemoryBookieClient, "follow", follow_early)
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())

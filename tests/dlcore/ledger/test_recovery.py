@@ -39,6 +39,7 @@ from dlcore.ledger.recovering.recovery import (
     closed_over,
 )
 from tests.fixtures.ledgers import LEDGER_ID, bookie, entry_of, frame_of, metadata_of, quorum_of
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.base.config import QuorumConfig
@@ -310,7 +311,7 @@ class RandomRecovery:
         return self.machine.handle(Missing(entry_id, position))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each(range(200))
 def test_random_answers_lose_nothing_and_invent_nothing(seed: int) -> None:
     """Entries of Qa bookies are kept, entries of none are not made, and every run ends."""
     run = RandomRecovery(seed)
@@ -364,7 +365,7 @@ def test_a_lac_that_one_bookie_tells_and_a_quorum_disproves_is_no_start(lac: int
 
 
 @pytest.mark.parametrize("is_held", [True, False], ids=["held", "unknown"])
-def test_a_lac_that_one_bookie_tells_and_nobody_disproves_is_the_start(*, is_held: bool) -> None:
+def test_a_lac_of_one_bookie_that_no_other_disproves_is_the_start(*, is_held: bool) -> None:
     """As BookKeeper has it: what was acknowledged is never read again to be lost."""
     machine, _ = claimed(7, 5)
     machine.handle(Found(entry_of(6, body=b"x", ledger_bytes=60)))
@@ -377,7 +378,7 @@ def test_a_lac_that_one_bookie_tells_and_nobody_disproves_is_the_start(*, is_hel
     assert starts(effects) == [7]
 
 
-def test_of_one_bookie_that_answers_alone_the_newest_entry_is_asked_for() -> None:
+def test_a_bookie_that_answers_alone_is_asked_for_the_newest_entry() -> None:
     """It may hold it or not; if not, the whole ensemble's entries are read."""
     quorum = quorum_of(2, 2, 2)
     for holds in (True, False):
@@ -392,7 +393,7 @@ def test_of_one_bookie_that_answers_alone_the_newest_entry_is_asked_for() -> Non
             assert starts(machine.handle(Missing(9, 0))) == [-1]
 
 
-def test_an_entry_that_does_not_count_on_from_the_one_before_is_nobodys() -> None:
+def test_an_entry_that_does_not_count_on_from_the_one_before_has_no_owner() -> None:
     """The ledger ends before it where a quorum does not hold it; another copy is taken."""
     forged = entry_of(6, body=b"forged", ledger_bytes=6)
     machine, _ = claimed(5, 5)
@@ -415,7 +416,7 @@ def test_an_entry_that_does_not_count_on_from_the_one_before_is_nobodys() -> Non
     assert "do not follow on the 50 before them" in str(abort.error)
 
 
-def test_what_an_ack_quorum_holds_is_recovered_whatever_it_counts() -> None:
+def test_entries_of_an_ack_quorum_are_recovered_whatever_it_counts() -> None:
     """It may have been acknowledged."""
     machine, _ = claimed(5, 5)
     machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=7)))
@@ -487,7 +488,7 @@ def test_a_recovery_closes_with_its_own_ensembles_and_the_others_as_they_are_now
         metadata_of((0, "ABC"), (5, "ABE"), state=LedgerState.IN_RECOVERY),
     ],
 )
-def test_a_recovery_closes_nothing_that_somebody_writes_again(changed: LedgerMetadata) -> None:
+def test_a_recovery_closes_nothing_that_is_written_again(changed: LedgerMetadata) -> None:
     """Only a writer changes the last ensemble."""
     with pytest.raises(LedgerRecoveryError, match="ledger 7 changed while it was recovered: it is"):
         closing(changed)

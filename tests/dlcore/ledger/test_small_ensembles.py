@@ -83,7 +83,7 @@ def closed(**values: object) -> LedgerMetadata:
     return LedgerMetadata(**(fields | values))  # type: ignore[arg-type]
 
 
-def test_what_was_wanted_is_stored_and_what_joined_counts() -> None:
+def test_the_wanted_value_is_stored_and_joined_calls_count() -> None:
     """Each ensemble grows by one at its end; a value of before reads as nothing lacking."""
     metadata = closed()
     assert decode(LedgerMetadata, encode(metadata), source="here") == metadata

@@ -64,6 +64,7 @@ from tests.fixtures.appenders import (
     state_of,
     writing,
 )
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.log.writing.append import Step
@@ -286,7 +287,7 @@ def test_the_first_failure_is_the_last_word() -> None:
     assert machine.error is FENCED
 
 
-def test_what_could_not_be_sent_fails_with_the_reason() -> None:
+def test_an_unsent_write_fails_with_the_reason() -> None:
     """Nothing was in flight: the first in the queue is what failed, the others never left."""
     machine = appender()
     machine.add_record(1, b"a" * 300, "a")
@@ -330,7 +331,7 @@ def test_too_much_is_refused() -> None:
     machine.add_record(7, b"", "b")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_limits_are_kept_to_the_record(seed: int) -> None:
     """However records and batches come: one is taken while less is pending than the limits say."""
     rng = random.Random(seed)
@@ -486,7 +487,7 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     assert isinstance(overtaken.error, OwnershipAcquireFailedError)
 
 
-@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.ASIDE])
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.PAUSE])
 def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> None:
     """Another owner is to read it; a writer that only pauses knows them."""
     producers: Producers[str] = Producers()

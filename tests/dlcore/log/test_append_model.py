@@ -97,7 +97,7 @@ class Writing(RuleBasedStateMachine):
         self.record_count = 0
         self.barriers: set[int] = set()
         self.ends: set[int] = set()
-        self.asides: set[int] = set()
+        self.pauses: set[int] = set()
         self.answers: dict[int, DLSN | DLError | None] = {}
         self.acknowledged: list[tuple[DLSN, int]] = []  # with how many records up to it
         self.last_ticket = 0
@@ -130,7 +130,7 @@ class Writing(RuleBasedStateMachine):
     def refuses(self) -> bool:
         """Whether nothing more is accepted."""
         machine = self.machine
-        ended = self.ends or self.asides or machine.is_over
+        ended = self.ends or self.pauses or machine.is_over
         return bool(ended) or machine.at.head.sealed
 
     @rule(step=st.integers(-1, 2), count=st.integers(1, 8), size=st.sampled_from([0, 10, 100]))
@@ -171,9 +171,9 @@ class Writing(RuleBasedStateMachine):
             return
         ticket = self.ticket()
         self.machine.end_with(ending, ticket)
-        (self.asides if ending is Ending.ASIDE else self.ends).add(ticket)
+        (self.pauses if ending is Ending.PAUSE else self.ends).add(ticket)
 
-    @precondition(lambda self: self.asides and self.asides <= self.answers.keys())
+    @precondition(lambda self: self.pauses and self.pauses <= self.answers.keys())
     @rule(appended=st.integers(0, 20))
     def step_back(self, appended: int) -> None:
         """Another may have changed the log meanwhile; what is accepted then follows it."""
@@ -181,7 +181,7 @@ class Writing(RuleBasedStateMachine):
         if head.open_extent is None and not head.sealed:
             for _ in range(appended):
                 self.append_staged()
-        self.asides.clear()
+        self.pauses.clear()
         self.perform(self.machine.feed(SteppedBack(self.stored, self.now_ms)))
         assert self.machine.is_over or self.machine.last_txid >= self.stored.head.max_txid
 
@@ -397,11 +397,11 @@ class Writing(RuleBasedStateMachine):
         waiting = [ticket for ticket in self.asked if ticket not in self.answers]
         if self.machine.is_over:
             assert not waiting
-            assert self.barriers | self.ends | self.asides <= self.answers.keys()
+            assert self.barriers | self.ends | self.pauses <= self.answers.keys()
         assert (self.machine.transmitter.pending_bytes > 0) is bool(waiting)
 
     @invariant()
-    def final_extents_hold_what_was_told(self) -> None:
+    def final_extents_hold_acknowledged_records(self) -> None:
         """The log has at least the acknowledged records of each ledger, once each."""
         if not self.last_ticket:
             return
@@ -427,7 +427,7 @@ class Writing(RuleBasedStateMachine):
             self.step(0)
             if any(each.answered < len(each.entries) for each in self.ledgers.values()):
                 self.durable()
-        assert {*self.asked, *self.barriers, *self.ends, *self.asides} <= self.answers.keys()
+        assert {*self.asked, *self.barriers, *self.ends, *self.pauses} <= self.answers.keys()
 
 
 _MORE: dict[str, Any] = {"records_before": 0, "write_time_ms": 0}

@@ -24,6 +24,7 @@ from dlcore.log.entries.batcher import (
     Lists,
     checked_payload,
 )
+from tests.fixtures.lengths import for_each
 
 BATCH_BYTES = 200
 
@@ -69,8 +70,8 @@ class Batches(Batcher[int]):
         self.counted[-1] = before + records, bytes_before + size_bytes
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_what_is_counted_is_what_was_accepted(seed: int) -> None:
+@for_each(range(30))
+def test_only_accepted_records_are_counted(seed: int) -> None:
     """Whenever a caller asks, and whether records are admitted one by one or many at once."""
     rng = random.Random(seed)
     queue, pending = Batches(), (0, 0)
@@ -112,7 +113,7 @@ def test_many_records_are_admitted_at_once_until_that_is_revoked() -> None:
     assert queue.admitted == 3
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each(range(10))
 def test_bounds_are_kept_to_the_record(seed: int) -> None:
     """One is accepted as long as less is pending than the bounds say, however many at once."""
     rng = random.Random(seed)
@@ -140,7 +141,7 @@ def test_bounds_are_kept_to_the_record(seed: int) -> None:
     queue.add_record(1, b"", 0)
 
 
-def test_what_a_record_is_not_is_refused() -> None:
+def test_a_value_that_is_no_record_is_refused() -> None:
     """By the same rules as `checked_payload`, within a grant as well; the longest one is taken."""
     queue = Batches(batch_bytes=2**30)
     for txid, payload, error in (

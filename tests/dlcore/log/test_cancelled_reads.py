@@ -484,7 +484,7 @@ def test_an_interrupted_watch_tells_all_that_it_found(
 
 
 @pytest.mark.parametrize("again", range(4))
-def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: int) -> None:
+def test_a_reader_cancelled_while_closing_leaves_no_read_to_the_collector(again: int) -> None:
     """It would end them in no order, and one that waits for another's end raises an error."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -507,7 +507,7 @@ def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: i
 
 
 @pytest.mark.parametrize("again", [3, 4])
-def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: int) -> None:
+def test_a_reader_cancelled_while_it_stops_to_follow_leaves_nothing_behind(again: int) -> None:
     """Neither a stream of a bookie nor a task that waits for one."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:
@@ -533,7 +533,7 @@ def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: 
     on_log(body)
 
 
-def test_who_waits_is_told_that_the_reader_is_closed_by_one_who_was_cancelled() -> None:
+def test_a_cancelled_close_of_a_reader_still_ends_the_waits() -> None:
     """Also if that was while it waited for the end of the call under way."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from dlcore.log.cold.budget import Part, ReadBudget
+from tests.fixtures.lengths import for_each
 
 
 def budget(reads_at_once: int = 3, bytes_max: int = 100) -> ReadBudget:
@@ -69,7 +68,7 @@ def test_one_that_waits_and_is_given_up() -> None:
     at.validate()
 
 
-def test_what_lies_ahead_leaves_a_slot_and_bytes() -> None:
+def test_the_read_ahead_leaves_a_slot_and_bytes() -> None:
     """A wanted one is read at once, beside a reader that takes nothing."""
     at = budget(3, 400)
     a, b, c = parts(10, 10, 10)
@@ -114,7 +113,7 @@ def test_nothing_is_read_ahead_of_one_that_waits_or_beyond_the_bytes() -> None:
     assert not budget(1).ahead(Part("b", 1))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_all_that_is_wanted_is_read_while_some_readers_stand_still(seed: int) -> None:
     """Readers that never take what lies ahead cannot hold up others."""
     rng = random.Random(seed)

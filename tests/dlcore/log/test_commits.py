@@ -250,7 +250,7 @@ def test_the_logs_of_all_appends_of_a_version_count() -> None:
     assert store.append("a", "r3", logs={"u"}) is Verdict.ELSEWHERE
 
 
-def test_of_too_many_logs_none_is_remembered() -> None:
+def test_too_many_logs_are_not_remembered() -> None:
     """The record stays small; an unknown version is skipped, as its append was acknowledged."""
     store = Store()
     names = [f"log-{number}" for number in range(LOGS_REMEMBERED_MAX)]

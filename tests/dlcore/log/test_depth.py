@@ -232,7 +232,7 @@ def test_snapshots_of_a_log_that_is_written() -> None:
     counting(body)
 
 
-def test_what_is_known_of_a_log_that_is_written_is_not_read_again() -> None:
+def test_known_facts_of_a_written_log_are_not_read_again() -> None:
     """Bookies are asked for its last entry if there are new ones, else only whether there are."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:
@@ -300,7 +300,7 @@ def test_a_change_while_a_log_is_looked_at_is_not_missed() -> None:
     counting(body)
 
 
-def test_what_bookies_said_of_an_earlier_head_does_not_count() -> None:
+def test_answers_of_bookies_for_an_earlier_head_do_not_count() -> None:
     """Not even if another call has covered by then what was heard of since."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:

@@ -81,7 +81,7 @@ def test_columns_that_are_wanted_are_there(compression: str) -> None:
         decode_entry_batch(body[:-60], header, None, frozenset())
 
 
-def test_what_an_extent_said_of_its_entries_they_say_themselves() -> None:
+def test_facts_of_an_extent_about_entries_are_in_the_entries() -> None:
     """Assigned transaction ids and the floor of the timestamps; also after another move."""
     moved = b"".join(move_entry(entry(), records_before=0, floor_ms=5_000, assigned_txid=9))
     again = b"".join(move_entry(moved, records_before=8, floor_ms=0, assigned_txid=None))

@@ -407,7 +407,7 @@ def test_a_subscription_is_forgotten_under_its_lock() -> None:
     assert (at.stored, at.lock) == (None, None)
 
 
-def test_other_failures_are_told_to_the_caller() -> None:
+def test_other_failures_are_raised_to_the_caller() -> None:
     """Those of a removal, of a look, and of a lock, and what the store refuses for good."""
     bench = Bench().taken()
     for job in (CommitPosition(NEXT), Remove(), Forget(Mark(1, "t"), 0.0)):
@@ -421,7 +421,7 @@ def test_other_failures_are_told_to_the_caller() -> None:
     assert bench.handle(Stored(2)) == Ended(None)
 
 
-def test_chance_makes_every_transition_and_nobody_moves_what_is_another_s() -> None:
+def test_chance_makes_every_transition_and_no_one_moves_anothers_position() -> None:
     """Three readers and a client meet."""
     made: set[tuple[HoldState, HoldState]] = set()
     for seed in range(600):

@@ -168,7 +168,7 @@ def concrete(found: object) -> list[type[Any]]:
     return [each for kind in derived for each in concrete(kind)]
 
 
-def test_what_a_notebook_shows() -> None:
+def test_the_output_in_a_notebook() -> None:
     """Short texts, and tables; nothing that a name could break."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -123,7 +123,7 @@ def test_extents_of_a_micro_batch_are_small() -> None:
 
 
 @pytest.mark.parametrize("flat", [(1, 2), (0, -1, 0, 0, 0, 0, 0, 0, 0, 0)])
-def test_what_are_no_extents(flat: tuple[int, ...]) -> None:
+def test_values_that_are_no_extents(flat: tuple[int, ...]) -> None:
     """Half of one, or one of a ledger that cannot be."""
     with pytest.raises(CorruptMetadataError):
         unpack(flat)
@@ -173,7 +173,7 @@ def test_a_view_may_leave_out_segments_at_its_front() -> None:
     assert state_of((), ()).segment(1) is None
 
 
-def test_of_many_committed_ranges_the_lowest_gaps_close() -> None:
+def test_the_lowest_gaps_of_many_committed_ranges_close() -> None:
     """A version in a closed gap counts as committed: refused rather than doubled."""
     staged = STAGED
     for number in range(COMMITTED_RUNS_MAX + 1):

@@ -14,7 +14,7 @@ import pytest
 
 from dlcore.log.metadata.names import KnownNames, LogChange, LogChangeKind
 from dlcore.metadata.paths import bucket_of
-from tests.fixtures.lengths import sample
+from tests.fixtures.lengths import for_each, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -85,7 +85,7 @@ def test_creations_and_deletions_are_reported_once() -> None:
     assert world.look("b", "a") == [(DELETED, "a", None)]
 
 
-def test_a_log_that_was_created_again_is_told_as_deleted_and_created() -> None:
+def test_a_log_that_was_created_again_is_reported_as_deleted_and_created() -> None:
     """Its name is the same, and it is another one."""
     world = World()
     world.create("a")
@@ -94,7 +94,7 @@ def test_a_log_that_was_created_again_is_told_as_deleted_and_created() -> None:
     assert world.look("a") == [(DELETED, "a", None), (CREATED, "a", None)]
 
 
-def test_a_look_that_is_older_than_what_was_told() -> None:
+def test_a_look_that_is_older_than_the_reports() -> None:
     """A log that is not in it and lives is still there."""
     world = World()
     empty = world.listed(bucket_of("a"))
@@ -176,7 +176,7 @@ def test_a_prefix(
     assert (change and (change.kind.value, change.name, change.old_name)) == expected
 
 
-@pytest.mark.parametrize("seed", sample(range(2000), 200))
+@for_each(sample(range(2000), 200))
 def test_random_changes_and_looks(seed: int) -> None:
     """Each change is followed by a look at its buckets, at any later time, of any age."""
     rng = random.Random(seed)

@@ -101,7 +101,7 @@ def test_a_ledger_that_is_gone_is_an_error_unless_the_log_has_changed() -> None:
     on_log(body)
 
 
-def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_for_ledgers_and_logs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest goes; it is read again when it is asked for."""
     monkeypatch.setattr("dlcore.log.metadata.ledger_cache._LEDGERS_KEPT_MAX", 2)
     monkeypatch.setattr(snapshots_module, "FOLLOWED_LOGS_MAX", 2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from msgspec.structs import replace
 
 from dlcore.base.backoff import REPORTED_AFTER_S
@@ -45,6 +44,7 @@ from dlcore.log.writing.ownership import (
     Signal,
     Verified,
 )
+from tests.fixtures.lengths import for_each
 
 OTHER = LockHolder(owner="host:1", token="other")
 OWN = LockHolder(owner="me", token="t1")
@@ -205,7 +205,7 @@ def test_attempts_that_are_overtaken_end() -> None:
     assert "owned by another writer" in str(denied(bench.read(None)))
 
 
-def test_what_the_store_refuses_ends_it() -> None:
+def test_a_refusal_of_the_store_ends_it() -> None:
     """A log that is gone, a store that is closed, a head that cannot be read."""
     gone = denied(Bench().handle(CallFailed(CREATE, NoNodeError("no parent"))))
     assert isinstance(gone, LogNotFoundError)
@@ -292,7 +292,7 @@ def test_releasing_ends_it() -> None:
     assert not idle.has_attempted
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each(range(100))
 def test_final_states_are_final(seed: int) -> None:
     """Random events: a denied or released machine asks for nothing and owns nothing."""
     play(seed)

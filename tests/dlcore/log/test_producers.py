@@ -110,7 +110,7 @@ class Owner:
                 )
 
 
-def test_what_becomes_of_records() -> None:
+def test_the_results_of_records() -> None:
     """They are new, in flight, durable, or do not follow."""
     owner = Owner()
     claim = owner.grant("p")
@@ -143,7 +143,7 @@ def test_durable_follows_accepted() -> None:
     assert owner.producers.look_at(claim, 0, 1) == Durable(DLSN(1, 0, 0))
 
 
-def test_what_comes_again_waits_for_its_own_batch() -> None:
+def test_a_batch_that_comes_again_waits_for_its_own() -> None:
     """Not for what came later, which may be durable much later."""
     owner = Owner()
     claim = owner.grant("p")
@@ -211,7 +211,7 @@ def test_a_name_is_short_and_can_be_printed(name: str) -> None:
         Owner().grant(name)
 
 
-def test_who_is_silent_for_long_is_forgotten() -> None:
+def test_a_producer_that_is_silent_for_long_is_forgotten() -> None:
     """With the next snapshot; its claim is worth nothing then."""
     owner = Owner()
     claim = owner.grant("p")
@@ -368,7 +368,7 @@ def test_the_first_entry_of_all_fits() -> None:
     assert len(after.entries[0][0]) < 1.6 * MIB
 
 
-def test_what_contradicts_itself_is_refused() -> None:
+def test_a_stamp_that_contradicts_itself_is_refused() -> None:
     """A gap between entries, a number of no producer, bytes that are none of ours."""
     owner = Owner()
     owner.write(owner.grant("p"), 0, 2)

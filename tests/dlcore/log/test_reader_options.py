@@ -236,7 +236,7 @@ def test_records_that_retention_keeps_are_read_though_truncated() -> None:
     on_log(body)
 
 
-def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
+def test_an_error_that_is_raised_again_and_again_does_not_grow() -> None:
     """A loop that polls a failed reader does not fill the memory with its traceback."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -121,7 +121,7 @@ def test_a_null_is_refused(
     on_orders(body)
 
 
-def test_what_is_cut_off_or_below_a_null_does_not_count() -> None:
+def test_values_cut_off_or_below_a_null_do_not_count() -> None:
     """Only the rows of a slice count, and no field of a null struct, however it is spelled."""
 
     async def body(namespace: DirectNamespace, log: DirectLog) -> None:

@@ -277,7 +277,7 @@ def test_a_retention_that_is_unset_drops_nothing_more() -> None:
     on_log(body)
 
 
-def test_what_a_dead_writer_left_gets_old_too() -> None:
+def test_the_segment_of_a_dead_writer_gets_old_too() -> None:
     """It is recovered, and goes; that of a writer that lives stays in progress."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -481,7 +481,7 @@ async def interrupted(cluster: MemoryCluster) -> tuple[DirectNamespace, Interrup
     return namespace, stores[0]
 
 
-def test_who_recovers_for_retention_leaves_the_next_writer_alone() -> None:
+def test_a_recovery_for_retention_leaves_the_next_writer_alone() -> None:
     """It has no lock: if another was quicker, what is open by then is not a dead writer's."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -204,7 +204,7 @@ def test_a_roll_overtaken_by_a_recovery_goes_on_behind_it() -> None:
     on_log(body)
 
 
-def test_a_segment_begins_with_two_of_three_bookies_and_that_is_told() -> None:
+def test_a_segment_begins_with_two_of_three_bookies_and_that_is_logged() -> None:
     """While it is written, and after; a segment with all three has nothing to be counted."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:

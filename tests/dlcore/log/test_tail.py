@@ -381,7 +381,7 @@ def test_a_caller_that_rejects_an_entry_gets_none_after_it() -> None:
     assert bench.handle(Rejected(error)) == []
 
 
-def test_what_breaks_all_ends_a_wait() -> None:
+def test_a_failure_of_all_ends_a_wait() -> None:
     """The log may be deleted, or its list not to be read."""
     bench = caught_up()
     bench.handle(Waits(0.0, 0.0))
@@ -466,7 +466,7 @@ def test_an_idle_reader_looks_again_and_fails_in_the_end() -> None:
     assert "no record came for 25 s" in str(over.error)
 
 
-def test_what_else_there_is_to_read_is_told_by_a_state() -> None:
+def test_a_state_says_what_else_there_is_to_read() -> None:
     """The LAC decides about an open extent."""
     bench = Bench(written(7))
     known = [bench.machine.has_more]

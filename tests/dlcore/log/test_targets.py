@@ -99,7 +99,7 @@ def test_many_targets_cost_two_round_trips_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_few_targets_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest; the others cost a second round trip again."""
-    monkeypatch.setattr("dlcore.log.metadata.store._TARGETS_MAX", 2)
+    monkeypatch.setattr("dlcore.log.metadata.targets._KNOWN_MAX", 2)
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -108,7 +108,7 @@ def test_few_targets_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
             await namespace.create_log(name)
         for name in ("clicks", "a", "clicks", "b"):
             assert [*await logs.find_targets([name])] == [name]
-        assert [*logs._targets] == ["clicks", "b"]
+        assert [*logs._targets._known] == ["clicks", "b"]
 
     on_log(body)
 

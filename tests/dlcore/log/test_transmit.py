@@ -13,6 +13,7 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Mark, MarkedRows
 from dlcore.log.writing.transmit import Group, Transmitter, Unwritten
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +158,7 @@ class _Twin:
         assert self.transmitter.pending_records == len(self.added) - len(self.sent) + in_flight
 
 
-@pytest.mark.parametrize("seed", range(50))
+@for_each(range(50))
 def test_random_use_keeps_every_record_once_in_order(seed: int) -> None:
     """Groups, put together, are what was added, each record at its slot."""
     rng = random.Random(seed)
@@ -195,7 +196,7 @@ def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
     assert transmitter.queued_bytes == 0
 
 
-def test_what_was_not_written_is_told_in_words() -> None:
+def test_unwritten_records_are_described_in_words() -> None:
     """The queue in the order of writing: in flight, waiting, and not full yet."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=300)
     assert transmitter.unacknowledged() is None

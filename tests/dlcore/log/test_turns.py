@@ -201,7 +201,7 @@ def test_an_append_to_logs_of_several_proxies_is_atomic() -> None:
     on_log(body)
 
 
-def test_an_append_that_dies_in_its_turn_stops_nobody_for_long(
+def test_an_append_that_dies_in_its_turn_stops_no_writer_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It asked, and never committed; the writer goes on, and gives the next one its turn."""

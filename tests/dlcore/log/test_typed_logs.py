@@ -76,7 +76,7 @@ async def table_of(log: DirectLog, *columns: str) -> pa.Table:
     return await (await log.read(columns=columns or None)).to_arrow()
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_data_is_read() -> None:
     """By batches of a writer, of a reader, and by ranges, with what is known of each row."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
@@ -367,7 +367,7 @@ def test_staged_rows_and_scans(seed: int, compression: str) -> None:
     on_trips(body, replace(SMALL, compression=compression))
 
 
-def test_what_does_not_mix_in_one_append() -> None:
+def test_rows_that_do_not_mix_in_one_append() -> None:
     """Rows with transaction ids of their own and rows without, as in a log of bytes."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:

@@ -56,7 +56,7 @@ async def append(namespace: DirectNamespace) -> Any:
     ],
     ids=["writer", "subscriber", "append"],
 )
-def test_who_waits_is_told_for_whom(
+def test_a_waiting_writer_logs_which_one_it_waits_for(
     hold: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
     wait: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
     reason: str,
@@ -69,11 +69,11 @@ def test_who_waits_is_told_for_whom(
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         patient = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))
-        hasty = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.25))
+        impatient = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.25))
         async with AsyncExitStack() as opened:
             held = await opened.enter_async_context(await hold(cluster.namespaces[0]))
             with pytest.raises(OwnershipAcquireFailedError) as caught:
-                await wait(hasty)
+                await wait(impatient)
             assert str(caught.value).removesuffix(" (waited 0.25 s)") == reason
             assert caught.value.owner == "a"
             assert caplog.messages == []  # it was soon over
@@ -89,7 +89,7 @@ def test_who_waits_is_told_for_whom(
     on_log(body)
 
 
-def test_a_second_writer_of_one_client_is_told_that_it_is_this_one() -> None:
+def test_a_second_writer_of_one_client_learns_that_it_is_this_one() -> None:
     """As in a notebook whose first one was never closed."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -61,7 +61,7 @@ def test_an_ephemeral_node_has_no_children() -> None:
         tree.apply([Create("/e/x", b"")], SESSION)
 
 
-def test_what_is_missing_above_a_node() -> None:
+def test_missing_nodes_above_a_node() -> None:
     """The highest first: they are made in this order."""
     tree = tree_with_a_log()
     assert tree.missing_above("/a/x/y/z") == ["/a/x", "/a/x/y"]

@@ -281,7 +281,7 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
     run(scenario())
 
 
-def test_an_answer_that_is_too_large_is_told(
+def test_an_answer_that_is_too_large_is_logged(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, large_answers: list[str]
 ) -> None:
     """With the nodes that it was about; the names of very many children are such."""

@@ -71,7 +71,7 @@ def test_a_session_that_is_being_ended_is_left_alone_at_exit(
     run(scenario())
 
 
-def test_sessions_that_nobody_closed_end_with_their_process(
+def test_unclosed_sessions_end_with_their_process(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A node that lives as long as the session, such as a lock, is free at once."""
@@ -144,7 +144,7 @@ def test_an_answer_counts_once(zookeeper: EmbeddedZooKeeper, zookeeper_root: str
     run(scenario())
 
 
-def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
+def test_a_watcher_gets_one_notice_of_many_changes_and_none_after_it_left(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also of the session's state; a watch that cannot be armed is an error that is logged."""
@@ -220,7 +220,7 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
     run(scenario())
 
 
-def test_who_watches_what_is_watched_sends_nothing(
+def test_a_second_watch_of_a_node_sends_nothing(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
     """It is called as the others are; the list of children is watched after its first
@@ -254,7 +254,7 @@ def test_who_watches_what_is_watched_sends_nothing(
     run(scenario())
 
 
-def test_a_change_is_told_before_what_is_answered_after_it(
+def test_a_change_is_reported_before_later_answers(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
     """Also if kazoo's thread is late to tell of it: after a sync the caller has heard it."""
@@ -311,7 +311,7 @@ def test_reads_that_begin_together_share_a_sync(
     run(scenario())
 
 
-def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) -> None:
+def test_a_sync_without_a_waiting_caller_is_not_sent(zookeeper: EmbeddedZooKeeper) -> None:
     """Else those of a caller that asks again and again would gather without a connection."""
 
     async def scenario() -> None:
@@ -330,7 +330,7 @@ def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) 
     run(scenario())
 
 
-def test_a_watch_that_nobody_waits_for_is_removed(
+def test_a_watch_without_a_waiting_caller_is_removed(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the server and in kazoo, also where there is no node; else they grow with each log."""
@@ -392,7 +392,7 @@ def test_a_transaction_that_failed_without_a_reason_is_an_error(
     run(scenario())
 
 
-def test_what_kazoo_tells_after_the_loop_has_ended_is_dropped(
+def test_events_of_kazoo_after_the_end_of_the_loop_are_dropped(
     zookeeper: EmbeddedZooKeeper,
 ) -> None:
     """Its threads may outlive the loop; any other error of the loop is a defect."""

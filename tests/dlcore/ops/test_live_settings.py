@@ -39,13 +39,13 @@ def test_they_are_those_that_the_programs_mark() -> None:
         ({"autorecovery": {"merge_fan_in": 1}}, "fan_in=1"),
     ],
 )
-def test_what_is_refused(tables: dict[str, dict[str, object]], message: str) -> None:
+def test_statements_that_are_refused(tables: dict[str, dict[str, object]], message: str) -> None:
     """Unknown ones, other kinds of values, and values out of range."""
     with pytest.raises(ConfigurationError, match=message):
         require_allowed(tables)
 
 
-def test_what_is_allowed() -> None:
+def test_statements_that_are_allowed() -> None:
     """Any number of them, of both programs."""
     require_allowed({})
     require_allowed(

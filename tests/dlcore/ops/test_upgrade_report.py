@@ -29,7 +29,7 @@ def report(*members: Member, finalized: tuple[str, ...] = (), own: Release = OWN
         ([], []),
     ],
 )
-def test_who_lacks_a_feature_is_in_the_way(members: list[Member], words: list[str]) -> None:
+def test_a_member_without_a_feature_is_in_the_way(members: list[Member], words: list[str]) -> None:
     """A member with all of them is not, and no other one is named."""
     found = report(NEW, *members)
     assert list(found.obstacles) == words
@@ -44,7 +44,7 @@ def test_there_may_be_nothing_to_finalize() -> None:
         assert found.summary().startswith("nothing to finalize")
 
 
-def test_who_lacks_a_finalized_feature_is_in_the_way() -> None:
+def test_a_member_without_a_finalized_feature_is_in_the_way() -> None:
     """Also where this release has none that is not finalized: it should not run any more."""
     found = report(PART, finalized=OWN.features)
     assert found.obstacles == ("client c:1 runs 0.3.0, which lacks newer",)

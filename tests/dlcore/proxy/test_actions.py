@@ -67,7 +67,7 @@ async def refused(client: Client, action: str, **body: object) -> tuple[str, str
     return error.value.code().name, error.value.details() or ""
 
 
-def test_what_another_proxy_owns_is_sealed_and_deleted_there() -> None:
+def test_a_log_that_another_proxy_owns_is_sealed_and_deleted_there() -> None:
     """Asked here, it learns which proxy has it."""
 
     async def scenario(served: Proxies) -> None:

@@ -108,7 +108,7 @@ def test_a_proxy_that_restarts_between_two_looks_begins_the_time_anew(balancer: 
     assert balancer.state is BalanceState.SETTLING
 
 
-def test_what_is_too_much_goes_and_no_more(balancer: Balancer) -> None:
+def test_the_excess_goes_and_no_more(balancer: Balancer) -> None:
     """One at a time, up to the mean and its tolerance."""
     logs = owned(*[OTHER] * 10)
     moved = settled(balancer, logs, {OTHER: EMPTY})
@@ -129,7 +129,7 @@ def changed_by(load: ProxyLoad, **fields: int) -> ProxyLoad:
     return ProxyLoad(**(known | fields))
 
 
-def test_what_was_handed_over_counts_though_its_new_owner_does_not_say_so(
+def test_a_handed_over_log_counts_before_its_new_owner_publishes_it(
     balancer: Balancer,
 ) -> None:
     """No client may write it for long: then no proxy acquires it."""
@@ -203,7 +203,7 @@ def warm(balancer: Balancer, rates: dict[str, float], *, home: str = OTHER) -> N
         look(balancer, now_s, written(rates, now_s, home=home))
 
 
-def test_logs_that_nobody_writes_go_first_and_one_that_is_written_goes_alone(
+def test_unwritten_logs_go_first_and_a_written_one_goes_alone(
     balancer: Balancer,
 ) -> None:
     """Those without a stream before those with a silent one; a step takes one of a hundred."""
@@ -270,7 +270,7 @@ def test_a_log_that_came_back_is_measured_from_there(balancer: Balancer) -> None
     assert published.load.bytes_per_s < 5 * MIB
 
 
-def test_the_load_is_told_when_it_has_changed_and_seldom(balancer: Balancer) -> None:
+def test_the_load_is_published_when_it_has_changed_and_seldom(balancer: Balancer) -> None:
     """Four times a minute at most; a rate that hardly differs is not published."""
     assert look(balancer, 0.0, []) == [PublishLoad(ProxyLoad(logs=0, room=100, bytes_per_s=0))]
     assert look(balancer, 5.0, owned(ME)) == []

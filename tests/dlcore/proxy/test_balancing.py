@@ -183,7 +183,7 @@ def test_without_the_metadata_store_nothing_is_handed_over() -> None:
     with_proxies()(scenario)
 
 
-def test_a_load_is_told_again_after_a_drain_and_after_a_lost_session() -> None:
+def test_a_load_is_published_again_after_a_drain_and_after_a_lost_session() -> None:
     """The node is another one then."""
 
     async def scenario(served: Proxies) -> None:
@@ -209,7 +209,7 @@ def test_a_load_is_told_again_after_a_drain_and_after_a_lost_session() -> None:
     with_proxies()(scenario)
 
 
-def test_what_is_written_is_told_as_a_rate() -> None:
+def test_written_bytes_are_published_as_a_rate() -> None:
     """Bytes that a proxy accepted, of all its logs."""
 
     async def scenario(served: Proxies) -> None:

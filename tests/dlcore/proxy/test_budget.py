@@ -21,7 +21,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_who_finds_it_full_waits_in_turn() -> None:
+def test_a_request_that_finds_it_full_waits_in_turn() -> None:
     """Also a small one behind a large one; what is larger than all passes alone."""
 
     async def scenario() -> None:

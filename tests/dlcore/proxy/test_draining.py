@@ -18,7 +18,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 
 
 @pytest.mark.parametrize("change", [{"action": "release", "log": "clicks"}, {"action": "drain"}])
-def test_what_was_accepted_is_acknowledged_before_its_log_is_let_go_of(
+def test_accepted_records_are_acknowledged_before_their_log_is_released(
     change: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for bookies that take their time, and tells the client before it ends the stream."""

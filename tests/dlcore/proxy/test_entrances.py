@@ -341,7 +341,7 @@ def test_the_first_rule_of_a_namespace_is_felt_by_open_streams(
     with_proxies("a")(scenario)
 
 
-def test_a_call_that_ends_without_an_answer_is_told_to_the_audit_log(
+def test_a_call_that_ends_without_an_answer_is_in_the_audit_log(
     settings: dict[str, Any],
     issuer: Issuer,
     tmp_path: Path,

@@ -133,7 +133,7 @@ def test_a_producer_goes_on_over_forwarded_and_direct_streams() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_errors_of_the_owner_are_told_as_they_are(*, is_first: bool) -> None:
+def test_errors_of_the_owner_are_passed_on_unchanged(*, is_first: bool) -> None:
     """One that refuses the stream, and one in the middle, after what was accepted before."""
 
     async def scenario(served: Proxies) -> None:
@@ -157,7 +157,7 @@ def test_errors_of_the_owner_are_told_as_they_are(*, is_first: bool) -> None:
     with_proxies(*LOGS)(scenario)
 
 
-def test_what_was_forwarded_is_not_forwarded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forwarded_stream_is_not_forwarded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two proxies each take the other for the owner: the client soon learns of it."""
     get, begun = LogOwner.get, []
 
@@ -351,7 +351,9 @@ def test_a_client_that_goes_leaves_nothing_at_either_proxy() -> None:
     with_proxies(*LOGS)(scenario)
 
 
-def test_what_the_owner_does_not_take_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_the_owner_does_not_take_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The forwarder of a stalled log holds a message of a stream, and counts it."""
     goes_on = asyncio.Event()
     held: list[int] = []

@@ -74,7 +74,7 @@ def test_it_gets_the_log_from_a_proxy_under_load_and_gives_it_back(count: int) -
     with_proxies("clicks")(scenario)
 
 
-def test_who_does_not_wait_or_may_not_write_asks_for_nothing() -> None:
+def test_a_writer_that_does_not_wait_or_may_not_write_asks_for_nothing() -> None:
     """The proxy keeps the log."""
 
     async def scenario(served: Proxies) -> None:
@@ -95,7 +95,7 @@ def test_who_does_not_wait_or_may_not_write_asks_for_nothing() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_log_that_nobody_takes_is_the_proxys_again() -> None:
+def test_a_log_that_no_writer_takes_is_the_proxys_again() -> None:
     """The waiting writer may be gone."""
 
     async def scenario(served: Proxies) -> None:

@@ -83,7 +83,7 @@ def test_streams_above_the_limit_are_refused(
     with_proxies("a", "b")(scenario)
 
 
-def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
+def test_clients_with_too_many_streams_learn_which_proxy_owns_a_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The owner may have room for one more."""
@@ -108,7 +108,7 @@ def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
     with_proxies("a", "b")(scenario)
 
 
-def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_principal_at_its_limit_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on the same log, and whatever it sends."""
     has_bytes, goes_on = asyncio.Event(), asyncio.Event()
     append = Pump._append

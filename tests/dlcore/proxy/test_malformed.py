@@ -69,7 +69,9 @@ async def put(client: Client, *messages: bytes) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("method", UNARY)
-def test_what_is_no_protobuf_is_refused(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_no_protobuf_are_refused(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a status that says so, and without a traceback in the log of the proxy."""
 
     async def scenario(served: Proxies) -> None:

@@ -25,7 +25,7 @@ async def broken() -> None:
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_who_leaves_while_nobody_answers_vanishes_all_the_same(
+def test_a_proxy_that_leaves_without_an_answer_still_vanishes(
     is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And takes itself for gone, whatever it reads: else the others and it send clients around."""
@@ -181,7 +181,7 @@ def test_a_call_is_known_by_the_secret_of_the_process_that_lives() -> None:
     run(body())
 
 
-def test_nobody_tells_a_secret_by_accident() -> None:
+def test_no_text_shows_a_secret_by_accident() -> None:
     """A value with a secret is shown without it."""
     secret = "a secret"
     forwarder = Forwarder("grpc://here:1", secret, Caller(ANONYMOUS, "x"))

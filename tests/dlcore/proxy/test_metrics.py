@@ -21,7 +21,7 @@ async def _scraped(port: int) -> dict[str, float]:
         return {each.name: each.value for family in families for each in family.samples}
 
 
-def test_what_clients_did_is_counted() -> None:
+def test_calls_of_clients_are_counted() -> None:
     """Streams, records that are new and repeated, messages to followers and to others."""
 
     async def scenario(served: Proxies) -> None:

@@ -103,7 +103,7 @@ def test_logs_move_under_load() -> None:
     with_proxies(*LOGS)(scenario)
 
 
-def test_a_client_that_never_reads_and_many_that_are_silent_harm_nobody() -> None:
+def test_a_client_that_never_reads_and_many_silent_ones_do_no_harm() -> None:
     """Acknowledgements that are not read are not kept; a silent stream is one of many calls."""
 
     async def scenario(served: Proxies) -> None:

@@ -137,7 +137,7 @@ def test_a_producer_that_begins_is_also_refused() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_began_before_waits_for_so_long_only() -> None:
+def test_earlier_streams_wait_for_so_long_only() -> None:
     """A session that is back in time costs nothing; a time-out of another is its own."""
 
     async def body() -> None:

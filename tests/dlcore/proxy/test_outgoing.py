@@ -51,7 +51,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return set_to
 
 
-def test_who_comes_waits_for_room_in_turn(stall: Callable[[float], None]) -> None:
+def test_new_messages_wait_for_room_in_turn(stall: Callable[[float], None]) -> None:
     """A small message does not overtake a large one; no client that reads on is ended."""
     stall(60.0)
 
@@ -79,7 +79,7 @@ def test_who_comes_waits_for_room_in_turn(stall: Callable[[float], None]) -> Non
     run(scenario())
 
 
-def test_who_waits_goes_on_when_there_is_more_room(stall: Callable[[float], None]) -> None:
+def test_waiting_messages_go_on_when_there_is_more_room(stall: Callable[[float], None]) -> None:
     """The bound is changed while messages are in transit."""
     stall(60.0)
 
@@ -97,7 +97,7 @@ def test_who_waits_goes_on_when_there_is_more_room(stall: Callable[[float], None
     run(scenario())
 
 
-def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
+def test_a_client_that_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
     """Those that stand still for the longest are ended, as many as need be, with the reason."""
     stall(0.01)
 
@@ -125,7 +125,7 @@ def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
     run(scenario())
 
 
-def test_what_grpc_has_of_those_that_were_ended_is_counted(
+def test_the_bytes_of_ended_streams_in_grpc_are_counted(
     stall: Callable[[float], None],
 ) -> None:
     """No other is ended meanwhile whose room would not be needed then."""
@@ -222,7 +222,7 @@ def test_clients_that_never_read_are_ended_where_others_need_the_room(
     with_proxies("clicks")(scenario)
 
 
-def test_one_whose_connection_is_not_found_is_told_why(
+def test_a_client_whose_connection_is_not_found_learns_why(
     stall: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it takes what is on its way."""

@@ -44,7 +44,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.last_txid = 5
-        self.is_aside = False
+        self.is_paused = False
         self.left: deque[int] = deque()  # what it has unwritten, at each look
         self.written: list[tuple[pa.RecordBatch, asyncio.Future[DLSN]]] = []
         self.flushes = 0
@@ -52,7 +52,7 @@ class Writer:
 
     def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
         """Accept rows; return the future of their last position."""
-        if self.is_aside:
+        if self.is_paused:
             raise LogNotReadyError("paused")
         future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
         self.written.append((batch, future))
@@ -60,7 +60,7 @@ class Writer:
 
     async def wait_for_capacity(self) -> None:
         """Come back, behind what an append has written meanwhile."""
-        self.is_aside, self.last_txid = False, 2**60
+        self.is_paused, self.last_txid = False, 2**60
 
     async def flush(self) -> None:
         """Wait for what an earlier incarnation has on its way."""
@@ -93,11 +93,11 @@ def with_log(scenario: Callable[[OwnedLog, Writer], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("is_conditional", [False, True])
-def test_a_batch_waits_while_its_writer_is_aside(is_conditional: bool) -> None:
+def test_a_batch_waits_while_its_writer_is_paused(is_conditional: bool) -> None:
     """Its transaction ids follow those of the append that it waited for."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
-        writer.is_aside = True
+        writer.is_paused = True
         accept = partial(owned.accept_if, expected=LAST) if is_conditional else owned.accept
         accepted = await accept(rows(b"a", b"b"))
         ((batch, _),) = writer.written
@@ -119,7 +119,7 @@ def test_a_condition_looks_again_when_others_have_written_meanwhile() -> None:
     with_log(scenario)
 
 
-def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
+def test_a_batch_sent_again_waits_for_those_in_flight() -> None:
     """Also on a condition, which held when it was sent first; a part of it is not all of it."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
@@ -144,7 +144,7 @@ def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
     with_log(scenario)
 
 
-def test_what_is_sent_again_is_answered_before_what_follows_it() -> None:
+def test_a_batch_sent_again_is_answered_before_the_next_one() -> None:
     """A stream's positions follow from the order of its batches, also of those of one entry."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
@@ -163,7 +163,7 @@ def test_what_is_sent_again_is_answered_before_what_follows_it() -> None:
     with_log(scenario)
 
 
-def test_what_is_sent_again_is_answered_when_it_is_durable() -> None:
+def test_a_batch_sent_again_is_answered_when_it_is_durable() -> None:
     """Behind it more may be in flight: a durable one would be reported before it."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
@@ -180,7 +180,7 @@ def test_what_is_sent_again_is_answered_when_it_is_durable() -> None:
     with_log(scenario)
 
 
-def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
+def test_a_batch_sent_again_fails_with_those_in_flight() -> None:
     """It is not durable, and no client learns that it is."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
@@ -196,7 +196,7 @@ def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
     with_log(scenario)
 
 
-def test_who_begins_is_told_where_it_goes_on_once_that_is_durable() -> None:
+def test_a_producer_learns_where_it_goes_on_once_that_is_durable() -> None:
     """No client would write a record before it that is lost later."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
@@ -214,7 +214,7 @@ def test_who_begins_is_told_where_it_goes_on_once_that_is_durable() -> None:
     with_log(scenario)
 
 
-def test_two_incarnations_are_told_apart_wherever_they_begin() -> None:
+def test_two_incarnations_are_distinguished_wherever_they_begin() -> None:
     """Two proxies may give out the same epoch; the one that writes first fences the other."""
 
     async def body() -> None:
@@ -279,7 +279,9 @@ async def owned(cluster: MemoryCluster, name: str, **config: Any) -> OwnedLog:
 @pytest.mark.parametrize("is_idle", [False, True])
 @pytest.mark.parametrize("has_left", [False, True])
 @pytest.mark.parametrize("judged", ["gap", "incarnation", "condition"])
-def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_left: bool) -> None:
+def test_a_proxy_that_has_lost_the_log_judges_nothing(
+    judged: str, is_idle: bool, has_left: bool
+) -> None:
     """A batch that the next owner took is no gap, and a producer that began there is not fenced."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -311,7 +313,7 @@ def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_lef
     on_log(body)
 
 
-def test_who_has_lost_the_log_begins_no_incarnation() -> None:
+def test_a_proxy_that_has_lost_the_log_begins_no_incarnation() -> None:
     """A producer would learn that its records of the next owner are not in the log."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -37,7 +37,7 @@ async def owned_by(served: Proxies, index: int, log: str) -> tuple[str | None, l
     return json.loads(info.app_metadata)["owner"], [x.uri for x in info.endpoint[-1].location]
 
 
-def test_what_is_owned_is_told_by_every_proxy() -> None:
+def test_every_proxy_names_the_owner_of_a_log() -> None:
     """A proxy that comes should own the log, and does not: it stays where it is until released."""
 
     async def scenario(served: Proxies) -> None:
@@ -66,7 +66,7 @@ def test_what_is_owned_is_told_by_every_proxy() -> None:
     with_proxies("a")(scenario)
 
 
-def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None:
+def test_a_client_that_cannot_reach_the_right_owner_is_served_here() -> None:
     """No process holds it there; an owner there is still named, for it writes the log."""
 
     async def scenario(served: Proxies) -> None:
@@ -122,7 +122,7 @@ async def where_sent(client: Client, here: str, name: str, **options: object) ->
     return metadata.get("dlog-location")
 
 
-def test_the_logs_of_one_where_nobody_listens_are_taken_at_once() -> None:
+def test_the_logs_of_a_proxy_without_a_listener_are_taken_at_once() -> None:
     """Once a client says that it did not reach it; if it should live, it is fenced."""
 
     async def scenario(served: Proxies) -> None:
@@ -269,7 +269,7 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
 
 
 @pytest.mark.parametrize("what", ["lost", "wanted", "changed"])
-def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: str) -> None:
+def test_a_late_notice_of_an_earlier_life_of_a_log_ends_no_later_one(what: str) -> None:
     """A proxy that has released a log and takes it again learns its earlier state."""
 
     async def body() -> None:

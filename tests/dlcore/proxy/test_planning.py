@@ -85,7 +85,7 @@ def test_places_by_any_position() -> None:
     with_proxies("a")(scenario)
 
 
-def test_only_writers_are_told_of_seals() -> None:
+def test_only_writers_learn_of_seals() -> None:
     """Readers pay for no read of heads, and clients of 0.2.0 ask as readers do."""
 
     async def scenario(served: Proxies) -> None:
@@ -95,8 +95,8 @@ def test_only_writers_are_told_of_seals() -> None:
         asked = ["a", "b", "none"]
         schemas = {"a": None, "b": None}
         assert await client.act("schemas", logs=asked) == {"schemas": schemas, "sealed": []}
-        told = await client.act("schemas", logs=asked, for_write=True)
-        assert told == {"schemas": schemas, "sealed": ["a"]}
+        answer = await client.act("schemas", logs=asked, for_write=True)
+        assert answer == {"schemas": schemas, "sealed": ["a"]}
 
     with_proxies("a", "b")(scenario)
 
@@ -115,7 +115,7 @@ def test_places_in_a_part_that_is_truncated() -> None:
     with_proxies("a")(scenario)
 
 
-def test_a_planner_is_told_what_it_does_not_know() -> None:
+def test_a_planner_gets_only_what_it_does_not_know() -> None:
     """Everything about another log of that name is new."""
 
     async def scenario(served: Proxies) -> None:
@@ -135,7 +135,7 @@ def test_a_planner_is_told_what_it_does_not_know() -> None:
     with_proxies("a")(scenario)
 
 
-def test_what_is_gone_and_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gone_logs_and_unknown_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of another id is not searched; records to come are waited for, for a while."""
     monkeypatch.setattr(planning, "_LOOKS_S", (0.0, 0.01))
 

@@ -31,7 +31,7 @@ async def refusal(stream: Stream) -> tuple[str, dict[str, str]]:
     return message, metadata
 
 
-def test_what_is_sent_again_is_written_once() -> None:
+def test_a_batch_sent_again_is_written_once() -> None:
     """On the same stream's successor: wholly, in part; the position of the last one is sent."""
 
     async def scenario(served: Proxies) -> None:
@@ -214,7 +214,7 @@ def test_a_wrong_command_is_refused(options: dict[str, Any], problem: str) -> No
     with_proxies("clicks")(scenario)
 
 
-def test_what_goes_beside_a_batch_is_checked() -> None:
+def test_metadata_of_a_batch_is_checked() -> None:
     """For a producer it has the sequence."""
 
     async def scenario(served: Proxies) -> None:
@@ -280,7 +280,7 @@ def test_a_fenced_proxy_judges_no_condition() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_on_a_condition_comes_in_one_message_and_one_entry() -> None:
+def test_a_conditional_write_comes_in_one_message_and_one_entry() -> None:
     """Otherwise nothing of it is written."""
 
     async def scenario(served: Proxies) -> None:

@@ -46,7 +46,7 @@ async def until_owned(client: Client, *logs: str) -> None:
     await until_async(owns_them)
 
 
-def test_what_is_acknowledged_is_in_the_log_in_order() -> None:
+def test_acknowledged_records_are_in_the_log_in_order() -> None:
     """The acknowledgement says where the last record is."""
 
     async def scenario(served: Proxies) -> None:
@@ -160,7 +160,7 @@ def test_a_schema_that_does_not_fit_is_refused_first(
     with_proxies("clicks")(scenario)
 
 
-def test_what_was_sent_before_a_bad_batch_is_acknowledged() -> None:
+def test_batches_before_a_bad_one_are_acknowledged() -> None:
     """Nulls are no payload; empty batches are nothing."""
 
     async def scenario(served: Proxies) -> None:
@@ -250,7 +250,7 @@ def test_a_released_log_has_all_that_was_accepted() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_taken_while_a_stream_parts_is_acknowledged(
+def test_messages_taken_while_a_stream_ends_are_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A batch that was on its way to a log at its release, and came a second time."""

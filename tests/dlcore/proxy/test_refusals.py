@@ -78,7 +78,7 @@ METHODS = {
 @pytest.mark.parametrize(
     ("key", "value"), [("authorization", "Bearer secret"), ("auth-token-bin", b"secret")]
 )
-def test_a_token_that_nobody_checks_is_refused(key: str, value: str | bytes) -> None:
+def test_a_token_that_no_one_checks_is_refused(key: str, value: str | bytes) -> None:
     """Else its sender believes that it keeps others out; the answer does not repeat it."""
 
     async def scenario(served: Proxies) -> None:

@@ -10,7 +10,7 @@ PROXIES = [f"host-{number}:4190" for number in range(5)]
 LOGS = [f"log/{number}" for number in range(2000)]
 
 
-def test_nobody_is_there() -> None:
+def test_no_proxy_is_there() -> None:
     """Then no log has an owner."""
     assert preferred_owner("clicks", ()) is None
 

@@ -246,7 +246,7 @@ def test_one_who_joins_late_is_spared_too() -> None:
     assert (reader.is_behind, other.begin) == (False, DLSN(1, 1, 0))
 
 
-def test_what_comes_twice_or_after_the_end_is_refused() -> None:
+def test_a_message_sent_twice_or_after_the_end_is_refused() -> None:
     """A ring takes the runs of its log in order, until it is closed."""
     ring = RingBudget(100).open_ring(DLSN(1, 2, 0))
     for wrong in (run_of(1), Run(DLSN(1, 3, 0), DLSN(1, 3, 0), (), "", 1)):

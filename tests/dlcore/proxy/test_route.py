@@ -20,6 +20,7 @@ from dlcore.proxy.writing.route import (
     Sent,
     Unreached,
 )
+from tests.fixtures.lengths import for_each
 
 
 def test_the_owner_that_another_proxy_names_is_asked_next() -> None:
@@ -56,7 +57,7 @@ def test_one_that_is_not_reached_is_passed_over() -> None:
     assert route.handle(Sent("owner")) == GiveTo("owner")
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each(range(100))
 def test_no_order_of_answers_is_a_loop(seed: int) -> None:
     """The call comes to no proxy twice in a round, never to this one, and to an end."""
     rng = random.Random(seed)
@@ -83,8 +84,8 @@ def test_a_call_says_how_it_wants_to_be_served() -> None:
     forwarder = Forwarder("grpc://a:1", "session", zoe)
     given = [*forwarder.metadata(), ("dlog-forward", "true")]
     assert wish_of(given) == Wish(forward=False, forwarder=forwarder)
-    nobody = Caller(ANONYMOUS, "x")
-    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", nobody)
+    anonymous = Caller(ANONYMOUS, "x")
+    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", anonymous)
     with pytest.raises(ConfigurationError, match="'Zoë': expected user:NAME"):
         wish_of([("dlog-forwarded-by", "x"), ("dlog-forwarded-for-bin", "Zoë".encode())])
     with pytest.raises(ConfigurationError, match=r"dlog-forward='yes': expected true or false"):

@@ -83,7 +83,7 @@ def test_a_client_refused_while_it_sends_learns_why(monkeypatch: pytest.MonkeyPa
     with_proxies("clicks")(scenario)
 
 
-def test_who_says_nothing_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither before nor after HTTP/2 has begun; a client that comes back is served."""
     monkeypatch.setattr(server, "_HANDSHAKE_MS", 200)
     monkeypatch.setattr(server, "_IDLE_MS", 1000)

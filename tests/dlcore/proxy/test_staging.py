@@ -113,7 +113,7 @@ def test_writers_that_wait_for_long_are_closed(monkeypatch: pytest.MonkeyPatch) 
     with_proxies("a")(scenario)
 
 
-def test_what_streams_of_lower_rounds_staged_in_vain_is_settled(
+def test_records_that_streams_of_lower_rounds_staged_in_vain_are_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each stream fills a ledger here; of the uncommitted ones one round's are left."""
@@ -162,7 +162,9 @@ def test_streams_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("a")(scenario)
 
 
-def test_who_does_not_read_what_was_staged_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_its_staged_parts_holds_no_other_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may be more than gRPC sends unasked; the turn is another one's by then."""
     read = asyncio.Event()
     send_on = calls.send

@@ -81,7 +81,7 @@ def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("still", "lively")(scenario)
 
 
-def test_what_waited_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_waited_for_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the log, or for the client to say that this was all; it holds nothing any more."""
 
     async def scenario(served: Proxies) -> None:

@@ -10,7 +10,7 @@ from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 
-def test_delays_are_told_and_nothing_is_lost() -> None:
+def test_delays_are_reported_and_nothing_is_lost() -> None:
     """The log's rate is shared by its streams; another log's are not touched."""
 
     async def scenario(served: Proxies) -> None:
@@ -45,7 +45,7 @@ def test_delays_are_told_and_nothing_is_lost() -> None:
     with_proxies("a", "b")(scenario)
 
 
-def test_who_would_wait_too_long_is_refused_after_what_was_accepted() -> None:
+def test_a_stream_that_would_wait_too_long_ends_after_its_accepted_records() -> None:
     """With the time after which it goes on."""
 
     async def scenario(served: Proxies) -> None:

@@ -171,7 +171,7 @@ def test_callers_without_a_proof_may_be_refused(settings: dict[str, Any], issuer
     with_proxies("a")(scenario)
 
 
-def test_refused_proofs_are_told_to_the_audit_log(
+def test_refused_proofs_are_in_the_audit_log(
     settings: dict[str, Any], issuer: Issuer, tmp_path: Path
 ) -> None:
     """With the host and the reason, and without the token; calls that are let in are not."""

@@ -111,7 +111,9 @@ def test_a_call_passes_all_on(kind: type[Any], name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "attribute"), [(ReaderCalls, "_reader"), (WriterCalls, "_writer")]
 )
-def test_what_needs_no_call_is_that_of_the_async_one(kind: type[Any], attribute: str) -> None:
+def test_attributes_without_a_call_are_those_of_the_async_one(
+    kind: type[Any], attribute: str
+) -> None:
     """A reader's or writer's text and properties; nothing is asked of the loop's thread."""
     names = [name for name, value in vars(kind).items() if isinstance(value, property)]
     assert names

@@ -54,7 +54,7 @@ def test_it_refuses_its_own_loop() -> None:
     portal.stop()
 
 
-def test_a_forked_child_is_told_to_open_its_own() -> None:
+def test_a_forked_child_must_open_its_own() -> None:
     """Objects opened before the fork fail clearly; a new portal works in the child."""
     code = """
 import asyncio, os, sys
@@ -228,7 +228,7 @@ def test_a_loss_shows_in_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stream.getvalue() == "still works"
 
 
-def test_what_was_inherited_by_a_fork_is_refused_and_left_alone() -> None:
+def test_objects_inherited_by_a_fork_are_refused_and_left_alone() -> None:
     """The thread is the parent's: neither calls nor stopping reach it."""
     portal = Portal()
     portal._pid -= 1

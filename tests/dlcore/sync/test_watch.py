@@ -79,7 +79,7 @@ def fail_once(cluster: MemoryCluster) -> None:
     store.get_many = fail  # type: ignore[method-assign, assignment]
 
 
-def test_logs_are_told_of_as_they_come_and_go() -> None:
+def test_logs_are_reported_as_they_come_and_go() -> None:
     """Those that there are come first; a prefix is looked through."""
 
     async def body(
@@ -106,7 +106,7 @@ def test_logs_are_told_of_as_they_come_and_go() -> None:
     on_namespaces(body)
 
 
-def test_what_changed_without_a_connection_is_told_afterwards() -> None:
+def test_changes_without_a_connection_are_reported_afterwards() -> None:
     """Also when the session ended meanwhile: creations, deletions, renames, and both at once."""
 
     async def body(
@@ -152,7 +152,7 @@ def test_an_answer_that_fails_loses_nothing() -> None:
     on_namespaces(body)
 
 
-def test_a_change_during_a_look_is_told_by_the_next() -> None:
+def test_a_change_during_a_look_is_in_the_next() -> None:
     """One that comes after the names were listed, in the bucket that is looked at."""
 
     async def body(

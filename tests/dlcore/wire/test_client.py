@@ -212,7 +212,7 @@ def test_a_server_that_breaks_the_protocol_is_no_bookie(lie: list[Message | byte
     ],
     ids=str,
 )
-def test_who_answers_must_be_the_bookie_that_is_meant(welcome: Message, error: type) -> None:
+def test_only_the_meant_bookie_may_answer(welcome: Message, error: type) -> None:
     """Whatever else comes first fails what waits, and no request is ever sent."""
 
     async def scenario() -> None:

@@ -55,7 +55,7 @@ def test_closing_waits_for_adds_on_their_way(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_who_is_cancelled_while_he_closes_closes_every_connection() -> None:
+def test_a_cancelled_close_closes_every_connection() -> None:
     """Also those whose turn had not come."""
 
     async def scenario() -> None:

@@ -215,7 +215,7 @@ def test_a_size_beyond_the_limits_gets_no_memory(size: int) -> None:
         (Update(1, [ENTRY] * 80_000, 0, fenced=False), True),
     ],
 )
-def test_what_is_not_a_clients_to_say_now_gets_no_memory(message: Message, is_open: bool) -> None:
+def test_a_message_that_is_not_allowed_now_gets_no_memory(message: Message, is_open: bool) -> None:
     """Refused by the header alone, however much is announced behind it."""
     end = new_bookie(is_open=is_open)
     feed(end, [encode(message)[0][: HEADER.size]])
@@ -419,7 +419,7 @@ def test_silence_is_asked_about_and_then_ends() -> None:
         keepalive.check(14.5)
 
 
-def test_who_asks_late_waits_as_long_for_the_answer() -> None:
+def test_a_late_request_waits_as_long_for_the_answer() -> None:
     """The process stood still past half of its patience, or all of it: a PING is sent first."""
     for late_s in (7.9, 8.0, 30.0):
         keepalive = Keepalive(8.0, now_s=0.0)
@@ -440,7 +440,7 @@ def test_silence_is_looked_at_when_it_means_something() -> None:
     assert [keepalive.due_s(now_s) for now_s in (7.0, 8.0)] == [11.0, 11.0]
 
 
-def test_what_is_due_is_never_due_at_once() -> None:
+def test_due_entries_are_never_due_at_once() -> None:
     """However sums of times are rounded."""
     for number in range(1000):
         heard_s = number * 0.7

@@ -85,7 +85,7 @@ def test_while_half_a_chunk_has_come_everything_else_is_answered() -> None:
     run(scenario)
 
 
-def test_reads_that_nobody_takes_on_delay_no_add_and_no_reader(tmp_path: Path) -> None:
+def test_reads_without_a_taker_delay_no_add_and_no_reader(tmp_path: Path) -> None:
     """Their windows are full and stay so; an add and other readers have their answers meanwhile."""
 
     async def scenario() -> None:

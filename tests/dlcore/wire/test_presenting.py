@@ -81,7 +81,9 @@ def test_each_is_presented_once_on_a_connection() -> None:
     assert script.received == [presented[0], *asked[:2], presented[1], *asked[2:]]
 
 
-def test_what_a_bookie_keeps_no_more_is_presented_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capability_that_a_bookie_forgot_is_presented_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Both ends drop the oldest."""
     monkeypatch.setattr(holding, "KEPT_MAX", 2)
     script, tokens = Script(replies=lac_message), [token_of(1), token_of(2)]

@@ -85,7 +85,7 @@ def _pattern(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_what_is_held_keeps_its_bytes(use: Callable[[memoryview], Any]) -> None:
+def test_held_memory_keeps_its_bytes(use: Callable[[memoryview], Any]) -> None:
     """Goal: no payload that comes later is received over one that is still referred to.
 
     Method: hold some of hundreds of received payloads, and compare them with copies of what they

@@ -203,7 +203,7 @@ def test_the_last_chunk_ends_a_read() -> None:
     assert end.next_event() is None
 
 
-def test_what_was_given_up_is_passed_over() -> None:
+def test_given_up_requests_are_passed_over() -> None:
     """Answers cross the cancel; its window has no owner."""
     end = client_with_requests()
     end.cancel(3)

@@ -120,13 +120,13 @@ def test_the_bookies_log_tells_what_is_wrong_with_a_clients_certificate(
     assert re.search(own, refusal)
 
 
-@pytest.mark.parametrize("who", ["nobody", "a stranger"])
+@pytest.mark.parametrize("who", ["no certificate", "a stranger"])
 def test_both_ends_tell_of_who_is_not_known(
     who: str, files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a certificate, or with one that another authority signed."""
     theirs, reason, logged = {
-        "nobody": (
+        "no certificate": (
             TlsFiles(ca=files.good.ca),
             "a server that asks for a certificate closes so: expected cert and key",
             "a client without a certificate is not let in: expected one signed by whom tls_ca",

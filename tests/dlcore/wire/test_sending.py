@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dlcore.wire import sending
+from dlcore.wire import frames
 
 
 class Written(asyncio.WriteTransport):
@@ -35,8 +35,8 @@ def test_all_buffers_go_in_one_call(
     monkeypatch: pytest.MonkeyPatch, pauses: bool, call: str, buffers: list[bytes | memoryview]
 ) -> None:
     """Goal: a Python whose `writelines` never pauses the protocol is given one buffer to write."""
-    monkeypatch.setattr(sending, "_PAUSES", pauses)
+    monkeypatch.setattr(frames, "_PAUSES", pauses)
     transport = Written()
-    sending.send(transport, buffers)
+    frames.send(transport, buffers)
     assert transport.calls == [call]
     assert transport.data == b"".join(buffers)

@@ -113,7 +113,7 @@ def test_adds_of_one_iteration_share_a_message() -> None:
     assert len(sent(bench.add(FRAME))) == 1  # no other is unanswered
 
 
-def test_what_differs_does_not_share_a_message() -> None:
+def test_different_capabilities_do_not_share_a_message() -> None:
     """Adds of recovery, LACs, and what is too much for one; all in the order of the calls."""
     bench = Bench()
     bench.add(FRAME)
@@ -407,7 +407,7 @@ def test_a_connection_that_comes_too_late_is_ended() -> None:
     assert bench.handle(Lost("")) == []
 
 
-def test_a_connection_that_is_lost_before_it_was_told_ends_the_session_once() -> None:
+def test_a_connection_that_is_lost_before_the_notice_ends_the_session_once() -> None:
     """A transport may end what it has not handed over; closing the client waits for the end."""
     bench = Bench(opened=False)
     bench.handle(Ask(READ, "read"))

@@ -61,8 +61,8 @@ def test_the_bookie_knows_the_name_in_the_clients_certificate(tmp_path: Path) ->
     run(scenario)
 
 
-@pytest.mark.parametrize("who", ["nobody", "without TLS", "a stranger"])
-def test_who_is_not_trusted_gets_no_answer(
+@pytest.mark.parametrize("who", ["no certificate", "without TLS", "a stranger"])
+def test_an_untrusted_client_gets_no_answer(
     tmp_path: Path, who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No certificate, no TLS, a stranger's certificate: unavailable, and nothing is stored."""
@@ -70,9 +70,9 @@ def test_who_is_not_trusted_gets_no_answer(
     async def scenario() -> None:
         tls = make_tls(tmp_path / "tls")
         stranger = replace(make_tls(tmp_path / "other").client, ca=tls.client.ca)
-        nobody = TlsFiles(ca=tls.client.ca)
+        uncertified = TlsFiles(ca=tls.client.ca)
         files, reason = {
-            "nobody": (nobody, "asks for a certificate closes so"),
+            "no certificate": (uncertified, "asks for a certificate closes so"),
             "without TLS": (None, "if a port is of TLS, it closes so: then expected tls_ca"),
             "a stranger": (stranger, "does not accept cert="),
         }[who]
@@ -83,7 +83,7 @@ def test_who_is_not_trusted_gets_no_answer(
             await good.aclose()
 
     run(scenario)
-    reason = {"nobody": "without a certificate", "without TLS": "without TLS"}.get(
+    reason = {"no certificate": "without a certificate", "without TLS": "without TLS"}.get(
         who, "a client's"
     )
     assert reason in caplog.text
@@ -154,7 +154,7 @@ def test_a_certificate_without_a_name_that_is_let_in_is_refused_with_the_reason(
     assert "call refused" in caplog.text
 
 
-def test_who_says_nothing_to_a_bookie_with_tls_is_cut_off(tmp_path: Path) -> None:
+def test_a_client_that_is_silent_to_a_bookie_with_tls_is_cut_off(tmp_path: Path) -> None:
     """As one that says no HELLO is: else each would hold a descriptor for a minute."""
 
     async def scenario() -> None:

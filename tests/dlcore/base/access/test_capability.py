@@ -83,7 +83,7 @@ def test_other_bytes_are_refused(token: bytes) -> None:
     ],
     ids=["size", "version", "grants", "last byte", "lifetime", "key", "expired", "too long"],
 )
-def test_the_reason_is_told(token: bytes, reason: str) -> None:
+def test_the_error_names_the_reason(token: bytes, reason: str) -> None:
     """Each check names what it saw."""
     with pytest.raises(AccessDeniedError, match=reason):
         verifier(SIGNER).verify(token)
@@ -195,6 +195,6 @@ def test_more_grants_than_one_capability_has_make_several() -> None:
     )
 
 
-def test_what_is_shown_of_a_signer_is_no_secret() -> None:
+def test_the_text_of_a_signer_has_no_secret() -> None:
     """Neither its text nor a verifier's has a key."""
     assert "object at" in repr(SIGNER)

@@ -26,7 +26,7 @@ from dlcore.base.errors import ConfigurationError
         ("a.example", ["*.example"], False),
     ],
 )
-def test_who_is_let_in(patterns: str, names: list[str], is_let_in: bool) -> None:
+def test_clients_that_are_let_in(patterns: str, names: list[str], is_let_in: bool) -> None:
     """By one of its names; else the error has its names, and those that would do."""
     refusal = ClientNames.parse(patterns).refusal(names)
     assert (refusal is None) is is_let_in
@@ -36,7 +36,7 @@ def test_who_is_let_in(patterns: str, names: list[str], is_let_in: bool) -> None
 
 
 @pytest.mark.parametrize("text", ["*", "a.*", "*.*.example", "a b", "a.example,", ","])
-def test_what_is_no_pattern(text: str) -> None:
+def test_texts_that_are_no_pattern(text: str) -> None:
     """A star stands at the beginning, and never alone."""
     with pytest.raises(ConfigurationError, match="tls_client_names"):
         ClientNames.parse(text)

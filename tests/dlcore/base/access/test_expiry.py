@@ -52,7 +52,7 @@ def test_the_dates_are_those_of_the_own_certificate_and_of_the_last_authority(
     assert time_of(0) == "1970-01-01T00:00:00Z"
 
 
-def test_what_is_no_certificate_is_named_and_without_the_package_nothing_is_known(
+def test_a_file_without_a_certificate_is_named_and_without_the_package_nothing_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client through proxies need not have the package."""

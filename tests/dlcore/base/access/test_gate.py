@@ -15,7 +15,7 @@ ALICE = Principal(Proof.TOKEN, "alice")
 ROOT = Principal(Proof.CERTIFICATE, "root")
 READ, APPEND = Demand(Right.READ, "a"), Demand(Right.APPEND, "a")
 ALICE_READS = Rule(principal="user:alice", rights=(Right.READ,), scope=Scope.LOG, name="a")
-NOBODY = Rule(principal="*", rights=tuple(Right), scope=Scope.NAMESPACE, deny=True)
+DENY_ALL = Rule(principal="*", rights=tuple(Right), scope=Scope.NAMESPACE, deny=True)
 
 
 def a_gate(*events: Event) -> Gate:
@@ -78,7 +78,7 @@ def test_damaged_rules_let_super_users_in_only() -> None:
     assert refusal(gate, Asked(3, ALICE, (READ,))) is None
 
 
-@pytest.mark.parametrize("change", [RulesRead((NOBODY,)), RulesDamaged("no JSON")])
+@pytest.mark.parametrize("change", [RulesRead((DENY_ALL,)), RulesDamaged("no JSON")])
 def test_a_running_call_that_loses_its_right_is_ended_once(change: Event) -> None:
     """The super user goes on, and no one else does."""
     gate = a_gate(RulesRead((ALICE_READS,)), Asked(1, ALICE, (READ,)), Asked(2, ROOT, (APPEND,)))
@@ -94,7 +94,7 @@ def test_a_running_call_that_loses_its_right_is_ended_once(change: Event) -> Non
 def test_a_call_that_ended_is_forgotten() -> None:
     """Nothing is ended twice, and memory does not grow with the calls."""
     gate = a_gate(RulesRead((ALICE_READS,)), Asked(1, ALICE, (READ,)), Ended(1), Ended(1))
-    assert not gate.handle(RulesRead((NOBODY,)))
+    assert not gate.handle(RulesRead((DENY_ALL,)))
 
 
 def test_a_call_that_asks_again_keeps_its_earlier_demands() -> None:
@@ -121,7 +121,7 @@ def test_the_number_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 EVENTS = st.one_of(
-    st.lists(st.sampled_from([ALICE_READS, NOBODY]), max_size=2).map(
+    st.lists(st.sampled_from([ALICE_READS, DENY_ALL]), max_size=2).map(
         lambda rules: RulesRead(tuple(rules))
     ),
     st.just(RulesDamaged("no JSON")),

@@ -196,7 +196,7 @@ def test_one_text_is_no_list_of_rules() -> None:
     assert texts_of(["allow * read namespace"]) == ["allow * read namespace"]
 
 
-def test_a_removal_that_finds_nothing_is_told() -> None:
+def test_a_removal_that_finds_nothing_is_an_error() -> None:
     """Its author has to learn that the rule that was meant still holds."""
     texts = ["allow user:alice read namespace"]
     require_present(texts, texts)

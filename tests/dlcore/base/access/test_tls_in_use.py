@@ -62,7 +62,7 @@ def test_a_new_certificate_key_and_authority_are_used_at_the_next_look(
     assert in_use.expires_at_ms > expires_ms
 
 
-def test_files_that_do_not_fit_are_not_used_and_told_once(
+def test_files_that_do_not_fit_are_not_used_and_logged_once(
     tmp_path: Path, steady: Steady, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A certificate whose key comes later, half of a file, and one that is away for a while."""
@@ -122,7 +122,7 @@ def test_files_that_change_while_they_are_read_are_left_to_the_next_look(
     assert in_use.client_context() is not first
 
 
-def test_expiry_is_told_at_the_start_and_again_after_a_day(
+def test_expiry_is_logged_at_the_start_and_again_after_a_day(
     tmp_path: Path, steady: Steady, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each process tells it in its log."""

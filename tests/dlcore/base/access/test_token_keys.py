@@ -198,7 +198,7 @@ def test_keys_are_found_by_the_issuers_discovery_document(authority: Authority) 
         assert not asyncio.run(found("", url))
 
 
-def test_what_a_server_may_tell_is_bounded(
+def test_the_answer_of_a_key_server_is_bounded(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In size and in time; it may not send us elsewhere, and must be who it is."""

@@ -147,7 +147,7 @@ def test_an_altered_token_is_refused() -> None:
     ["", "a", "a.b", "a.b.c", "a.b.c.d", "é.ü.ö", "\udcff", "e30.e30.e30", "W10.e30.e30", "..",
      encoded(b'{"alg":"ES256","x":' + b"[" * 5000) + ".e30.e30"],
 )  # fmt: skip
-def test_what_is_no_token_is_refused(token: str) -> None:
+def test_a_text_that_is_no_token_is_refused(token: str) -> None:
     """However it is broken."""
     assert "expected" in refusal(token, key_set(KEY)) or "three parts" in refusal(
         token, key_set(KEY)

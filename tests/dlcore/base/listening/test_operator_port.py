@@ -203,7 +203,7 @@ def test_without_an_address_there_is_no_port() -> None:
 
 
 @pytest.mark.parametrize(("mode", "lets_in"), [("server", True), ("required", False)])
-def test_tls_as_told(tmp_path: Path, mode: str, lets_in: bool) -> None:
+def test_tls_as_configured(tmp_path: Path, mode: str, lets_in: bool) -> None:
     """With `server` every client may ask, with `required` only one with a certificate."""
     authority = Authority(tmp_path / "tls")
     own, client = authority.issue("server"), authority.issue("client")

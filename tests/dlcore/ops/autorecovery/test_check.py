@@ -122,7 +122,7 @@ def test_no_answer_is_unknown_and_never_missing() -> None:
     assert check_ledger(metadata, answers_of_c)[2].unknown == "no route"
 
 
-def test_what_a_bookie_holds_behind_a_fragment_is_of_no_account() -> None:
+def test_entries_of_a_bookie_behind_a_fragment_do_not_count() -> None:
     """It may be of a later ensemble of the same ledger."""
     quorum = quorum_of(3, 3, 2)
     ensemble = metadata_of((0, "ABC"), state=LedgerState.CLOSED, last_entry_id=9)

@@ -305,7 +305,7 @@ def test_a_writer_whose_lost_bookie_comes_back_is_not_fenced() -> None:
     run(scenario, "ABCDE")
 
 
-def test_who_cannot_be_replaced_is_told_with_what_would_help() -> None:
+def test_a_bookie_that_cannot_be_replaced_is_logged_with_a_remedy() -> None:
     """Another bookie, or one in another rack."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -113,7 +113,7 @@ def test_bookies_that_come_back_join(wanted: tuple[int, int, int], gone: str, co
     run(scenario, "ABCDE")
 
 
-def test_the_list_says_what_is_lacking_while_nobody_can_join() -> None:
+def test_the_list_says_what_is_lacking_while_no_bookie_can_join() -> None:
     """A ledger that is closed later is found by the next audit; an open one is let alone."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -154,7 +154,7 @@ def test_a_lost_bookie_of_a_small_ledger_is_replaced_before_another_joins() -> N
     run(scenario, "ABCD")
 
 
-def test_who_joined_is_kept_out_where_the_ledger_changed_meanwhile() -> None:
+def test_a_joined_bookie_is_kept_out_where_the_ledger_changed_meanwhile() -> None:
     """The copy fits the ledger that was copied, and no other."""
 
     async def scenario(cluster: Cluster) -> None:

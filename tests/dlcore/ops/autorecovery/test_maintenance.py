@@ -129,7 +129,7 @@ def test_a_decommission_says_what_blocks_it() -> None:
     run(scenario)
 
 
-def test_too_few_bookies_are_told_at_once_and_again() -> None:
+def test_too_few_bookies_are_reported_at_once_and_again() -> None:
     """Before auto-recovery tried, each minute, and with what to do; then it goes through."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -301,7 +301,7 @@ def test_a_role_whose_answer_was_lost_is_taken_and_one_that_is_lost_is_left() ->
     run(scenario)
 
 
-def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_gets_the_known_facts_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that no bookie has, cookies that others deleted, a few of many reasons."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -372,7 +372,7 @@ def with_value(node: Versioned, value: bytes) -> Versioned:
     return replace(node, value=value)
 
 
-def test_what_does_not_fit_asks_for_other_readings() -> None:
+def test_readings_that_do_not_fit_are_taken_again() -> None:
     """A chunk or segment that is missing or does not follow, a log without name, another server."""
     chunks, segments = below_heads(6), below_heads(5)
     ends = {path: node for path, node in segments.items() if node.value}
@@ -461,7 +461,7 @@ def test_a_damaged_head_may_be_removed_meanwhile() -> None:
     assert anchors_at(PATHS, head, {}, 5) == {}
 
 
-def test_what_is_gone_without_harm() -> None:
+def test_nodes_that_go_without_harm() -> None:
     """Old records of commits; a retention is listed only where the settings have one."""
     assert anchors_at(PATHS, {PATHS.commit("job"): Versioned(b"", 0)}, {}, 5) == {}
     head = next(path for path in copy_with({}).nodes if is_anchor(path) and "/heads/" in path)

@@ -84,7 +84,9 @@ def test_retention(shell: Shell, log: str, two_records: str) -> None:
     assert "--yes is required" in shell.outcome("log", "retention", log, "1h")[2]
 
 
-def test_what_goes_by_a_setting_is_said(shell: Shell, log: str, two_records: str) -> None:
+def test_records_that_a_setting_removes_are_counted(
+    shell: Shell, log: str, two_records: str
+) -> None:
     """For each command that sets it, also for a log with explicit truncation."""
     shell.text("log", "write", log, "--file", two_records)
 
@@ -107,7 +109,7 @@ def test_what_goes_by_a_setting_is_said(shell: Shell, log: str, two_records: str
     assert json.loads(err)["note"] == f"Drop {older} 7d: 0 are now"
 
 
-def test_a_ledger_that_is_written_is_closed_when_somebody_says_so(shell: Shell, log: str) -> None:
+def test_a_ledger_that_is_written_is_closed_on_command(shell: Shell, log: str) -> None:
     """Its writer is fenced by that."""
     with open_namespace(shell.uri) as namespace, namespace.open_log(log) as manager:
         writer = manager.open_writer()
@@ -131,7 +133,7 @@ def test_ages(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "-1d", "0s", "nand", "1y"])
-def test_what_is_no_age(text: str) -> None:
+def test_texts_that_are_no_age(text: str) -> None:
     """It is refused."""
     with pytest.raises(click.BadParameter, match="is no age"):
         AGE_S.convert(text, None, None)

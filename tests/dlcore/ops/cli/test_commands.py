@@ -385,12 +385,12 @@ def test_auto_recovery_says_what_it_is_at(
     """Whether it is paused, and which ledgers lack replicas, and why."""
     sandbox = fresh_sandbox(1)
     shell = Shell(sandbox.uri, capsys)
-    nobody = {"auditor": None, "paused": False, "last_check": None, "checked_ledgers": None}
+    unchecked = {"auditor": None, "paused": False, "last_check": None, "checked_ledgers": None}
     nothing = {"left_out": [], "under_replicated": 0, "ledgers": []}
     scrub = ("scrub_began", "scrubbed_objects", "scrub_bytes_left")
     unscrubbed = dict.fromkeys((*scrub, "damaged_objects", "skipped_objects"))
     unexported = {"export": None, "exported": None}
-    known = {**nobody, **nothing, **unscrubbed, **unexported}
+    known = {**unchecked, **nothing, **unscrubbed, **unexported}
     assert shell.json("autorecovery", "status") == known
     assert "goes on" not in shell.text("autorecovery", "pause")
     assert shell.json("autorecovery", "status")["paused"]

@@ -102,7 +102,7 @@ def test_proxies_answer_as_bookies_do(
     assert there[1]
 
 
-def test_what_is_shown_and_what_is_not(
+def test_columns_that_are_shown_and_hidden(
     log: str, dlog: Dlog, namespace_uri: str, proxy: ProxyProcess
 ) -> None:
     """Proxies answer about a log; other commands say what they need, and which do not."""
@@ -173,7 +173,7 @@ def test_proxies_that_speak_tls(log: str, dlog: Dlog, namespace_uri: str, tmp_pa
         assert (code, reply.strip()) == (0, "one")
         plain = proxy.location.replace("grpc+tls", "grpc")
         wrong = [
-            ((*endpoint, f"--tls-ca={client.ca}"), "lets nobody in without a certificate"),
+            ((*endpoint, f"--tls-ca={client.ca}"), "lets no client in without a certificate"),
             ((*endpoint, f"--tls-ca={stranger}"), "its certificate is not accepted"),
             (("--endpoint", plain), f"it speaks TLS: expected {proxy.location}"),
         ]

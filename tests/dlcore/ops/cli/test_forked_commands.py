@@ -57,7 +57,7 @@ def test_it_does_what_the_command_does(
     assert reason in found[1] + found[2]
 
 
-def test_what_a_fork_cannot_be_starts_as_always(
+def test_a_process_that_cannot_be_forked_starts_as_always(
     dlog_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other variables of Python's it is the command itself."""

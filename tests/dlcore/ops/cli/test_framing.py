@@ -73,7 +73,7 @@ def test_delimiters_are_text_with_escapes(text: str, expected: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\\x", "\\u2022"])
-def test_what_is_no_delimiter(text: str) -> None:
+def test_texts_that_are_no_delimiter(text: str) -> None:
     """It is refused."""
     with pytest.raises(click.BadParameter):
         DELIMITER.convert(text, None, None)

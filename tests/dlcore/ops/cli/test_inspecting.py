@@ -153,7 +153,7 @@ def test_metadata_that_counts_other_records_than_the_entries(
     assert all(kind != "entry" for kind, _ in findings(shell, log))
 
 
-def test_what_a_dead_writer_and_a_crashed_truncation_left_is_repaired(
+def test_the_rest_of_a_dead_writer_and_a_crashed_truncation_is_repaired(
     shell: Shell, log: str, tmp_path: Path
 ) -> None:
     """Its segment is recovered; what is truncated is removed; everything is readable after."""

@@ -128,7 +128,7 @@ def check_of(missing: int, *, unknown: str | None = None) -> ReplicaCheck:
         (check_of(0, unknown="it was not asked"), "unknown", None, "it was not asked"),
     ],
 )
-def test_what_a_replica_holds(
+def test_the_entries_of_a_replica(
     check: ReplicaCheck, state: str, missing: int | None, detail: str | None
 ) -> None:
     """No answer is not the same as an entry that is missing."""

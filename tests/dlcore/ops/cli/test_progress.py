@@ -72,7 +72,7 @@ def test_long_work_tells_how_far_it_is(
 
 
 @pytest.mark.parametrize(("command", "reason"), PRINTING.items())
-def test_what_is_printed_is_progress_enough(
+def test_printed_output_is_progress_enough(
     command: str, reason: str, shell: Shell, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only if a person sees it; if it goes to a file, the progress is shown."""
@@ -85,7 +85,7 @@ def test_what_is_printed_is_progress_enough(
     assert shell.outcome(*arguments)[2] == ""
 
 
-def test_nothing_is_told_where_no_terminal_is(shell: Shell, names: dict[str, str]) -> None:
+def test_no_progress_is_shown_without_a_terminal(shell: Shell, names: dict[str, str]) -> None:
     """A file of errors has errors."""
     for command in ("log copy {log} {other}", "log dump {log}", "log truncate {log} 2:0:0 --yes"):
         _, _, err = shell.outcome(*command.format(**names).split())

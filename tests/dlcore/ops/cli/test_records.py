@@ -201,7 +201,7 @@ def test_options_that_contradict_each_other(
     assert complaint in err
 
 
-def test_who_writes_to_a_log_that_another_has_is_told(
+def test_a_writer_of_a_log_that_another_has_learns_of_it(
     shell: Shell, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the answer, while the command waits; it goes on once the other one is done."""

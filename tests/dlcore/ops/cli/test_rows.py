@@ -101,7 +101,7 @@ def _columns(draw: st.DrawFn) -> pa.Array:
 @settings(max_examples=amount(400, sampled=60))
 @given(_columns())
 @example(pa.array([-(2**31)], pa.timestamp("s", "Europe/Paris")))  # 9 min 21 s east of UTC then
-def test_what_is_shown_is_read_again(column: pa.Array) -> None:
+def test_the_shown_rows_are_read_again(column: pa.Array) -> None:
     """Columns of any type, one in another, also parts of what was read."""
     batch = pa.record_batch({"it": column})
     lines = [line.encode() for line in json_rows(batch)]
@@ -186,7 +186,7 @@ EVERYTHING = pa.schema(
         (b"a,b", "line 9: JSON parse error.*; the first 7 lines were written"),
     ],
 )
-def test_what_is_no_row(line: bytes, problem: str) -> None:
+def test_lines_that_are_no_row(line: bytes, problem: str) -> None:
     """The error tells which line, what is wrong with it, and which columns there are."""
     with pytest.raises(ConfigurationError, match=problem):
         batch_of_json([b'{"number": 1}', line], EVERYTHING, written=7)

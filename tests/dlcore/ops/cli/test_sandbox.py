@@ -19,6 +19,7 @@ import pytest
 from dlcore.base.records import LogRecord
 from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, run
 from dlcore.sync import open_namespace
+from tests.fixtures.forking import LOADED_PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ WAIT_S = 120
 @contextmanager
 def sandbox_process(*arguments: str, stop: signal.Signals) -> Iterator[dict[str, object]]:
     """Run `dlog sandbox --json`, yield what it announced, end it with `stop`: exit code 0."""
-    command = [sys.executable, "-c", "from dlcore.ops.cli import main; main()", "sandbox", "--json"]
+    command = [LOADED_PYTHON, "-c", "from dlcore.ops.cli import main; main()", "sandbox", "--json"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -198,7 +199,7 @@ def watched(
     return exit_code, watcher
 
 
-def test_a_process_that_ends_by_itself_is_told_once(
+def test_a_process_that_ends_by_itself_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each of these may be missed: the rest goes on until it is stopped."""

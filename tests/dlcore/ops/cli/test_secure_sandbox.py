@@ -133,7 +133,7 @@ def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path, dlog_program: Path
             assert output in refusal(*dump, "--uri", printed.uri, *place)
         for output, place in (
             ("its certificate is not accepted", ()),
-            ("it lets nobody in without a certificate", ca),
+            ("it lets no client in without a certificate", ca),
         ):
             assert output in refusal(*dump, "--endpoint", printed.endpoint, *place)
 

@@ -162,7 +162,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     ],
 )
 @pytest.mark.parametrize("stdin", ["a pipe", "closed"])
-def test_what_destroys_needs_yes_where_nobody_can_be_asked(
+def test_destruction_needs_yes_where_no_one_can_be_asked(
     command: str, stdin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is asked of the cluster."""
@@ -214,7 +214,7 @@ def test_no_input_at_all(
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_what_is_logged_is_said_as_notes_are(
+def test_log_lines_look_like_notes(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Warnings and errors, from any thread: with --json nothing on standard error is no object."""
@@ -305,7 +305,7 @@ def test_letters_that_the_output_cannot_have_are_spelled(words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "age_ms"), [("-1h", 3_600_000), ("-90s", 90_000), ("-0.5m", 30_000)]
 )
-def test_a_time_may_be_told_by_how_long_ago_it_is(text: str, age_ms: int) -> None:
+def test_a_time_may_be_given_by_its_age(text: str, age_ms: int) -> None:
     """As ages are; other numbers below 0 stay epoch milliseconds."""
     assert EpochMs(lambda: 10**12).convert(text, None, None) == 10**12 - age_ms
     assert EpochMs(lambda: 10**12).convert("-5", None, None) == -5

@@ -1,6 +1,6 @@
 """Archives of real clusters: planted faults are named from them alone, and no secret is in one.
 
-Method: servers as processes.  What is planted is what happens to servers: a file system that others
+Method: servers as processes.  The planted faults happen to servers: a file system that others
 filled, a clock that is off, an address that no connection passes, bookies that are gone.
 """
 
@@ -194,7 +194,7 @@ def test_a_recovery_that_does_not_get_on_is_named(
     assert any(line.endswith("and 1 answer") for line in found["lost-quorum"]["evidence"])
 
 
-def test_what_does_not_answer_costs_only_itself(
+def test_a_silent_server_costs_only_its_own_part(
     fresh_sandbox: Callable[..., Sandbox],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

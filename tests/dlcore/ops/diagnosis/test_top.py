@@ -63,7 +63,7 @@ def test_the_lag_is_that_of_the_last_subscriber() -> None:
     assert [(row.log, row.lag) for row in rows] == [("b", 30), ("a", None)]
 
 
-def test_what_does_not_answer_is_a_row() -> None:
+def test_a_silent_server_is_a_row() -> None:
     """With its reason; the others keep theirs."""
     bookies: list[Answer[BookieInfo]] = [
         Answer("b1", INFO),

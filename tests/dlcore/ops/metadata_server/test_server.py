@@ -158,7 +158,7 @@ def test_strangers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run(scenario())
 
 
-def test_a_server_that_cannot_write_ends_and_tells_nobody_a_success(tmp_path: Path) -> None:
+def test_a_server_that_cannot_write_ends_and_reports_no_success(tmp_path: Path) -> None:
     """The node is in memory then, and not on disk."""
 
     async def scenario() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("has_descriptors", [True, False])
-def test_what_still_runs_is_killed_and_what_is_gone_is_no_error(
+def test_running_processes_are_killed_and_gone_ones_are_no_error(
     monkeypatch: pytest.MonkeyPatch, *, has_descriptors: bool
 ) -> None:
     """Those that ended before it knew them, and those that end before it kills them."""

@@ -36,7 +36,7 @@ def user(folder: str) -> dict[str, str]:
     return {"zk_auth_file": f"{folder}/zookeeper.auth"}
 
 
-def test_who_serves_and_who_connects() -> None:
+def test_members_that_serve_and_members_that_connect() -> None:
     """A bookie serves with its files; a proxy serves and connects; others connect."""
     plan, place = plan_of(), "/c/hosts/node-1"
     assert settings(plan, Role.BOOKIE) == {

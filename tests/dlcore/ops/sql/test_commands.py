@@ -95,13 +95,13 @@ def test_commands(message: Message, command: commands.Command) -> None:
         (packed(pb.TicketStatementQuery(statement_handle=b"\xff")), "does not parse"),
     ],
 )
-def test_what_is_no_command(data: bytes, reason: str) -> None:
+def test_bytes_that_are_no_command(data: bytes, reason: str) -> None:
     """The error says what would be right."""
     with pytest.raises(ConfigurationError, match=reason):
         command_of(data)
 
 
-def test_what_is_not_offered() -> None:
+def test_calls_that_are_not_offered() -> None:
     """Nothing is changed, or part of a transaction."""
     for name in (
         "CommandStatementUpdate",
@@ -131,7 +131,7 @@ def test_a_statement_is_prepared() -> None:
     assert prepared_by(CLOSE, packed(close)) is None
 
 
-def test_what_cannot_be_prepared() -> None:
+def test_statements_that_cannot_be_prepared() -> None:
     """Another action or message, a transaction, bytes that are none, and a long statement."""
     asked = pb.ActionCreatePreparedStatementRequest(query="SELECT 1", transaction_id=b"1")
     with pytest.raises(UnsupportedError, match="expected a query without one"):

@@ -14,6 +14,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import RecordPlace
 from dlcore.log.entries.batches import read_schema, typed_read_fields
 from dlcore.ops.sql.narrowing import ROWS_LEFT, columns_in, narrowed
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ def test_a_log_of_bytes() -> None:
     assert 600_000 - ROWS_LEFT <= start <= 600_000 < end <= 600_001 + ROWS_LEFT
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_any_ranges(seed: int) -> None:
     """Each row that a filter over numbers keeps is in the part."""
     rng = random.Random(seed)

@@ -109,7 +109,7 @@ class Run:
 @pytest.mark.parametrize(
     ("is_stored", "state"), [(True, MendState.MENDED), (False, MendState.OVERTAKEN)]
 )
-def test_of_the_old_ledgers(is_stored: bool, state: MendState) -> None:
+def test_an_object_is_made_of_the_old_ledgers(is_stored: bool, state: MendState) -> None:
     """The new object has a name of its own, and is read back before the ledger names it."""
     run = Run()
     assert run.handle(Signal.BEGIN) == Make()
@@ -122,7 +122,7 @@ def test_of_the_old_ledgers(is_stored: bool, state: MendState) -> None:
     assert run.machine.state is state
 
 
-def test_of_another_object_of_the_folder() -> None:
+def test_an_object_is_made_of_another_one_in_the_folder() -> None:
     """The newest comes first; one that differs, or cannot be read, is passed over."""
     run = Run()
     own = url_of(LEDGER, 2)
@@ -134,7 +134,7 @@ def test_of_another_object_of_the_folder() -> None:
     assert run.handle(Have(FACTS, 80)) == Write("7-t-1-1001.parquet")
 
 
-def test_a_hole_is_told_with_all_that_was_tried() -> None:
+def test_a_hole_is_reported_with_all_that_was_tried() -> None:
     """Its entries, its object, and each source."""
     run = Run()
     assert run.handle(Signal.BEGIN) == Make()
@@ -194,7 +194,7 @@ def test_stores_that_are_away_end_it() -> None:
     assert run.failed(run.handle(CallFailed(away))) is away
 
 
-def test_of_many_objects_some_are_read() -> None:
+def test_some_of_many_objects_are_read() -> None:
     """The folder of a segment that was tiered again and again has many."""
     run, count = Run(), 0
     effect = run.listing(*(f"{FOLDER}/{n}-t-0-1" for n in range(10, 10 + 2 * TWINS_MAX)))

@@ -43,7 +43,7 @@ def test_versions_before_the_last_checkpoint_go() -> None:
     assert sorted(gone) == sorted([names[0], names[1], parts[1], f"{0:020}.crc"])
 
 
-def test_truncated_rows_that_stay_are_told() -> None:
+def test_truncated_rows_that_stay_are_reported() -> None:
     """Goal: a log that keeps truncated segments keeps the rows; once they go, nothing is left."""
 
     async def body(scene: Scene) -> None:
@@ -83,7 +83,7 @@ def test_purging_removes_copies_of_records_that_the_log_has_no_more() -> None:
     on_scene(body)
 
 
-def test_a_tier_that_does_not_answer_is_told_with_what_helps(
+def test_a_silent_tier_is_reported_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Goal: an operator whose own tier answers learns why another one has to, before and after."""
@@ -184,7 +184,7 @@ async def _node(store: MetadataStore, path: str) -> Any:
     return await store.get(path)
 
 
-def test_ledgers_that_cannot_go_yet_are_told_and_bookies_are_asked_later() -> None:
+def test_ledgers_that_cannot_go_yet_are_reported_and_bookies_are_asked_later() -> None:
     """Goal: a repair may still copy, an append still fill; no answer counts that came before."""
 
     async def body(scene: Scene) -> None:

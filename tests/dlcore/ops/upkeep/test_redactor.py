@@ -270,7 +270,7 @@ async def refused(scene: Scene, error: type[Exception], **options: Any) -> str:
     return str(raised.value)
 
 
-def test_what_is_no_redaction_is_refused_at_once() -> None:
+def test_a_condition_that_is_no_redaction_is_refused_at_once() -> None:
     """Goal: logs of bytes, wrong columns, and a cluster whose members cannot all erase."""
 
     async def body(scene: Scene) -> None:

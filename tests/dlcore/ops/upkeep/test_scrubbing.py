@@ -115,7 +115,7 @@ def test_a_pass_reads_all_once_in_its_period_at_an_even_pace() -> None:
     assert [each[1:] for each in tier.read[600:603]] == [(1, 0), (1, 1), (2, 0)]
 
 
-def test_what_becomes_cold_meanwhile_is_read_in_the_same_pass() -> None:
+def test_a_segment_that_becomes_cold_meanwhile_is_read_in_the_same_pass() -> None:
     """Also if one object alone was there before, whose pause would be long."""
     tier = Tier({1: [10]})
     tier.run(until_ms=START_MS + DAY_MS)
@@ -174,7 +174,7 @@ def test_damage_is_reported_and_the_pass_goes_on() -> None:
     assert work.handle(Begin(START_MS)) == Find(4, 2)
 
 
-def test_what_cannot_be_read_now_is_tried_again_then_skipped() -> None:
+def test_an_unreadable_object_is_tried_again_then_skipped() -> None:
     """A store that is away stops the pass; one object that never answers does not."""
     progress = begun()
     for tries in range(1, TRIES_MAX):

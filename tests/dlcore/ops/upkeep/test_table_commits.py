@@ -38,7 +38,7 @@ from dlcore.ops.upkeep.table_commits import (
     TableState,
     Tidy,
 )
-from tests.fixtures.lengths import amount
+from tests.fixtures.lengths import amount, for_each
 from tests.fixtures.nodes import refused
 
 if TYPE_CHECKING:
@@ -545,7 +545,7 @@ def test_a_checkpoint_of_many_files_is_made_less_often() -> None:
     assert effect_at(12, 7, 4_000) == Tidy()
 
 
-@pytest.mark.parametrize("seed", range(amount(3_000, sampled=150)))
+@for_each(range(amount(3_000, sampled=150)))
 def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
     """However they meet, a file is added once; in the end the table has what the log has."""
     world = World(seed)

@@ -340,7 +340,7 @@ def test_a_log_whose_objects_are_refused_delays_no_other() -> None:
     on_tier_scene(body, appends=1)
 
 
-def test_a_store_that_refuses_all_is_told_with_the_logs_that_wait() -> None:
+def test_a_store_that_refuses_all_is_reported_with_the_logs_that_wait() -> None:
     """It is asked for one log in a round, each time for another."""
 
     async def body(scene: TierScene) -> None:

@@ -286,7 +286,7 @@ def test_a_call_that_comes_twice_is_answered_twice() -> None:
     assert driven.answered(second) == (OK, b"all")
 
 
-def test_who_has_gone_while_it_waited_must_come_again() -> None:
+def test_a_member_that_left_while_it_waited_must_come_again() -> None:
     """In time, or it is out; a member that leaves while it waits gets an answer."""
     driven = stable("a", "b")
     call = driven.join("b")

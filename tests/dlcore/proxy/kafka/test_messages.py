@@ -169,7 +169,7 @@ def test_tags_of_later_clients_are_passed_over() -> None:
         ((8).to_bytes(2) + b"\0\2" + bytes(4) + b"\xff\xff\0\1g\0\0\0\0\0\0\x7f" + bytes(7), "ms:"),
     ],
 )
-def test_what_is_no_request_is_refused(frame: bytes, reason: str) -> None:
+def test_bytes_that_are_no_request_are_refused(frame: bytes, reason: str) -> None:
     """The reason names the call, and what is served."""
     with pytest.raises(ConfigurationError, match=reason):
         request_of(frame)

@@ -79,7 +79,7 @@ def test_librdkafka_writes(codec: str) -> None:
     with_proxies("team/clicks")(scenario)
 
 
-def test_a_topic_that_no_log_can_have_is_told_at_once() -> None:
+def test_a_topic_that_no_log_can_have_is_refused_at_once() -> None:
     """And not as an outage, after which a client asks again and again, for its other topics too."""
 
     async def scenario(served: Proxies) -> None:
@@ -108,7 +108,7 @@ def test_the_proxy_logs_why_it_refused_records(caplog: pytest.LogCaptureFixture)
     assert "topic 'a' are refused with INVALID_RECORD: log 'a' is a log of bytes" in line
 
 
-def test_what_comes_again_is_not_written_again() -> None:
+def test_a_batch_that_comes_again_is_not_written_again() -> None:
     """It gets the offset that it has, while that is known; later it is only known to be there."""
 
     async def scenario(served: Proxies) -> None:
@@ -264,7 +264,7 @@ def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
     with_proxies("a")(scenario)
 
 
-def test_what_cannot_be_written_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_that_cannot_be_written_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     """By the code that Kafka has for it; the connection goes on.
 
     A client that wants no answer gets none; therefore the operator gets one.
@@ -334,7 +334,7 @@ def test_requests_are_taken_ahead_and_answered_in_order() -> None:
     with_proxies("a")(scenario)
 
 
-def test_what_is_not_durable_in_time_is_written_later() -> None:
+def test_records_not_durable_in_time_are_written_later() -> None:
     """The client learns of it, and gets the offset when it sends the records again."""
 
     async def scenario(served: Proxies) -> None:

@@ -115,7 +115,7 @@ def test_librdkafka_reads_and_follows_a_log() -> None:
     with_proxies("team/clicks")(scenario)
 
 
-def test_what_was_truncated_is_out_of_range() -> None:
+def test_truncated_records_are_out_of_range() -> None:
     """The client learns where the log begins; a position behind the end is out of range too."""
 
     async def scenario(served: Proxies) -> None:

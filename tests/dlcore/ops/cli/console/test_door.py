@@ -100,9 +100,9 @@ def test_reading_by_position() -> None:
             assert await caller.read(from_="latest") == (200, [])
             assert await caller.read(after=found[-1]["dlsn"]) == (200, [])
             for past in ({"after": "99:0:0"}, {"from_": "99:0:0"}):
-                status, (told,) = await caller.read(**past)
-                assert (status, told["kind"]) == (400, "ConfigurationError")
-                assert "past the end of the log: expected at most 1:" in told["error"]
+                status, (answer,) = await caller.read(**past)
+                assert (status, answer["kind"]) == (400, "ConfigurationError")
+                assert "past the end of the log: expected at most 1:" in answer["error"]
             url = f"{caller.url}/v1/logs/clicks/records?limit=2"
             async with caller.session.get(url, headers=caller.bearer(None)) as answer:
                 assert answer.headers["Dlog-Last"] == found[1]["dlsn"]
@@ -123,9 +123,7 @@ def test_reading_by_position() -> None:
         ("DELETE", "/v1/logs/clicks/records", 405, "method DELETE: expected GET to read, or POST"),
     ],
 )
-def test_paths_and_methods_that_nobody_serves(
-    method: str, path: str, status: int, reason: str
-) -> None:
+def test_unknown_paths_and_methods(method: str, path: str, status: int, reason: str) -> None:
     """Their answers have the form of all errors; other paths are not the door's."""
 
     async def scenario(proxies: Proxies) -> None:

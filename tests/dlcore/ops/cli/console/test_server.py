@@ -136,7 +136,7 @@ def log_namespace(cluster: MemoryCluster) -> Namespace:
     return cluster.namespaces[0]
 
 
-def test_what_a_direct_console_shows() -> None:
+def test_the_pages_of_a_direct_console() -> None:
     """Bookies, logs with rates and lags, and a log in detail."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -1,16 +1,29 @@
-"""The reads of one client: of single entries and LACs, and the steps of its streams."""
+"""The requests of one client in progress: its writes, its reads, and the steps of its streams."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bookie.serving.eager import start
 from bookie.serving.read_budget import ReadShare
 from bookie.serving.read_streams import FollowStream, RangeStream
-from bookie.serving.reported import error_of, reported
-from bookie.serving.session import Event, MessageRead, News, ReadEnded, Session, Signal, Stepped
-from dlcore.base.background import start_task
+from bookie.serving.session import (
+    Event,
+    MessageRead,
+    News,
+    Outcome,
+    ReadEnded,
+    RunNotTaken,
+    Session,
+    Signal,
+    Stepped,
+    Stored,
+)
+from dlcore.base.background import failed, start_task
+from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
     Chunk,
@@ -23,13 +36,91 @@ from dlcore.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from bookie.serving.read_budget import ReadBudget
     from bookie.serving.read_streams import ReadStream
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.wire.messages import Follow, ReadHeld
+    from bookie.storage.writes import Writes
+    from dlcore.wire.frames import FrameRun
+    from dlcore.wire.messages import Add, Follow, ReadHeld, WriteLac
+
+logger = logging.getLogger(__name__)
+
+_GIVEN_UP = "the bookie dropped the request"
+
+
+class WritesInFlight:
+    """Gives writes to the storage, and tells the session of their ends, of many in one event.
+
+    Args:
+        storage: takes the writes.
+        session: has counted each write that it asks for.
+        tell: feeds the session, and performs what it answers.
+    """
+
+    def __init__(self, storage: Writes, session: Session, tell: Callable[[Event], object]) -> None:
+        self._storage = storage
+        self._session = session
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._landed: list[Outcome] = []
+        self.settled = asyncio.Event()
+        """Set when the bookie drains, and every write that was accepted is answered."""
+
+    def store_run(self, add: Add) -> None:
+        """Store the entries of a message all together."""
+        run = cast("FrameRun", add.frames)
+        future = self._storage.add_run(run)
+        if future is None:
+            self._tell(RunNotTaken(add))
+        else:
+            first = add.first_request_id
+            self._fly(range(first, first + len(run)), len(run.payload), future)
+
+    def store_each(self, add: Add) -> None:
+        """Store each entry of a message."""
+        for request_id, frame in enumerate(add.frames, add.first_request_id):
+            future = self._storage.add_entry(frame, is_recovery=add.is_recovery)
+            self._fly([request_id], len(frame), future)
+
+    def store_lac(self, request: WriteLac) -> None:
+        """Store a LAC."""
+        try:
+            future = self._storage.write_lac(request.ledger_id, request.last_add_confirmed)
+        except DLError as error:
+            future = failed(error)
+        self._fly([request.request_id], 0, future)
+
+    def close(self) -> None:
+        """Go on for a client that is gone: its session counts the ends, and answers none.
+
+        Afterwards nothing refers back to the connection.
+        """
+        self._tell = self._session.handle
+
+    def _fly(
+        self, request_ids: Sequence[int], payload_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        # Also if it is done: answers come when all requests of the turn are in flight.
+        future.add_done_callback(partial(self._land, request_ids, payload_bytes))
+
+    def _land(
+        self, request_ids: Sequence[int], payload_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        error = BookieUnavailableError(_GIVEN_UP) if future.cancelled() else future.exception()
+        landed = self._landed
+        landed.append(Outcome(request_ids, payload_bytes, reported(error)))
+        # Writes that end together are one event.  The last one in flight waits for no other.
+        if len(landed) == self._session.writes.in_flight:
+            self._end_landing()
+        elif len(landed) == 1:
+            self._loop.call_soon(self._end_landing)
+
+    def _end_landing(self) -> None:
+        landed, self._landed = self._landed, []
+        if landed:
+            self._tell(Stored(landed))
 
 
 class ReadsInProgress:
@@ -157,3 +248,19 @@ class ReadsInProgress:
     def _on_step(self, stream: ReadStream, task: asyncio.Task[None]) -> None:
         self.steps.remove(task)
         self._tell(Stepped(stream.request_id, stream.has_news, error_of(task)))
+
+
+def reported(error: BaseException | None) -> BaseException | None:
+    """Return the error of a request, which its client gets; log it if a defect has caused it."""
+    if error is not None and not isinstance(error, DLError):
+        logger.error(
+            "a request failed unexpectedly; to do: report this as a defect; the client asks "
+            "another bookie",
+            exc_info=error,
+        )
+    return error
+
+
+def error_of(task: asyncio.Task[None]) -> BaseException | None:
+    """Return the error of a request's task, reported; None if it has none, or was cancelled."""
+    return None if task.cancelled() else reported(task.exception())

@@ -47,11 +47,11 @@ from tests.fixtures.appenders import (
 from tests.fixtures.log_states import staged
 
 
-def test_stepping_aside_and_back() -> None:
+def test_pausing_and_going_on() -> None:
     """All is answered, the segment completed; what comes meanwhile is refused, and then taken."""
     machine = writing()
     machine.add_record(2, b"b", "b")
-    machine.end_with(Ending.ASIDE, "aside")
+    machine.end_with(Ending.PAUSE, "pause")
     assert not machine.has_room
     with pytest.raises(LogNotReadyError, match="atomic append"):
         machine.add_record(3, b"c", "c")
@@ -62,7 +62,7 @@ def test_stepping_aside_and_back() -> None:
     assert step.ends
     assert step.closing is not None
     after = plan_complete(PATHS, step.at, now_ms=0, closing=step.closing).after
-    assert machine.feed(Completed(after, 0)) == [Ended("aside")]
+    assert machine.feed(Completed(after, 0)) == [Ended("pause")]
     assert state_of(machine) is WriterState.OPENING
     assert machine.next_step(now_ms=0) is None
     appended = after.with_head(replace_head(after.head, max_txid=70))
@@ -74,20 +74,20 @@ def test_stepping_aside_and_back() -> None:
     assert isinstance(machine.next_step(now_ms=0), StartSegment)
 
 
-def test_who_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
+def test_a_writer_that_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
     """Behind the extents of an append, whose entries and bytes count for positions and limits."""
     machine = Stepped[str](EMPTY, SMALL, Producers())
     machine.add_record(1, b"a", "a")
     started(machine)
     sent(machine)
     assert machine.durable() == [Acknowledge(1, 0, [0], ["a"])]
-    machine.end_with(Ending.ASIDE, "aside")
+    machine.end_with(Ending.PAUSE, "pause")
     step = closed(machine, 0)
     assert isinstance(step, CompleteSegment)
     assert step.stays
     assert step.closing is not None
     paused = plan_pause(PATHS, step.at, closing=step.closing).after
-    assert machine.feed(Completed(paused, 0)) == [Ended("aside")]
+    assert machine.feed(Completed(paused, 0)) == [Ended("pause")]
     assert machine.is_untouched(paused)
     limits = SegmentLimits.of(SMALL)
     change, _, _ = plan_append(PATHS, paused, [staged(8, size=4_700)], now_ms=0, limits=limits)
@@ -117,11 +117,11 @@ def test_who_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
 def test_nothing_steps_back_that_is_over_and_nothing_aside_that_is_sealed() -> None:
     """A writer that failed while paused lets no one wait; one that was sealed then says so."""
     machine = appender()
-    machine.end_with(Ending.ASIDE, "aside")
-    assert machine.accept() == [Ended("aside")]
+    machine.end_with(Ending.PAUSE, "pause")
+    assert machine.accept() == [Ended("pause")]
     machine.end_with(Ending.SEAL, "seal")
     with pytest.raises(EndOfStreamError):
-        machine.end_with(Ending.ASIDE, "again")
+        machine.end_with(Ending.PAUSE, "again")
     machine.feed(Fail(FENCED))
     assert machine.has_room
     assert machine.feed(SteppedBack(EMPTY, 0)) == []
