@@ -105,7 +105,7 @@ class ChildProcess:
         return self._process.poll()
 
     def kept_waiting_s(self) -> float:
-        """Return how long the process could run and got no processor; 0 where nobody counts it."""
+        """Return how long the process waited for a processor; 0 where the system does not tell."""
         try:  # only Linux has this file
             counts = Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()
         except OSError:
