@@ -126,6 +126,7 @@ class _Process:
         has_settled = wait_until(
             lambda: not child.is_running or announcement.search(child.output()) is not None,
             timeout_s=_START_TIMEOUT_S,
+            child=child,
         )
         served = announcement.search(child.output())
         if served is None or not child.is_running:

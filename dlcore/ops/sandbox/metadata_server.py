@@ -60,6 +60,7 @@ class EmbeddedMetadataServer(MetadataProcess):
         has_settled = wait_until(
             lambda: not child.is_running or _SERVING.search(child.output()) is not None,
             timeout_s=_START_TIMEOUT_S,
+            child=child,
         )
         if not has_settled or not child.is_running:
             problem = "ended" if has_settled else f"does not serve after {_START_TIMEOUT_S:g} s"

@@ -150,7 +150,9 @@ class EmbeddedZooKeeper(MetadataProcess):
             environment=_ENVIRONMENT,
         )
         has_settled = wait_until(
-            lambda: not child.is_running or self._answers(port), timeout_s=_START_TIMEOUT_S
+            lambda: not child.is_running or self._answers(port),
+            timeout_s=_START_TIMEOUT_S,
+            child=child,
         )
         if has_settled and child.is_running:
             return True
