@@ -529,6 +529,7 @@ BUGS_OF_LIVENESS = {
     "fences_refuse_recovery_adds",
     "files_are_deleted_before_that_is_durable",
     "nothing_is_held_back_from_others",
+    "rules_are_read_once",
     "runs_of_several_logs_are_one",
     "sequences_are_lost_at_the_end_of_a_segment",
     "half_open_connections_are_not_noticed",

@@ -25,7 +25,20 @@ if TYPE_CHECKING:
 SENT = "P2 AcksAreOfWhatWasSent"
 LEADS_ON = "P4 RedirectsLeadOn"
 AT_ITS_PLACE = "P5 ConditionalAppendsAreWholeAtTheirPlace"
-PROXY_INVARIANTS = (ACKNOWLEDGED, SENT, AS_IN_THE_LOG, LEADS_ON, AT_ITS_PLACE, CONSUMED)
+NONE_UNASKED = "A1 NoCallPassesWithoutARight"
+ONLY_THE_DENIED = "A2 OnlyTheDeniedAreRefused"
+ENDED_SOON = "A3 StreamsEndWithTheirRight"
+PROXY_INVARIANTS = (
+    ACKNOWLEDGED,
+    SENT,
+    AS_IN_THE_LOG,
+    LEADS_ON,
+    AT_ITS_PLACE,
+    CONSUMED,
+    NONE_UNASKED,
+    ONLY_THE_DENIED,
+    ENDED_SOON,
+)
 _ANYWHERE = DLSN(2**62, 0, 0)
 
 

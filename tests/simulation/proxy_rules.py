@@ -20,6 +20,7 @@ from dlcore.proxy.outages import Outages
 from tests.fixtures.passes import FreePass
 from tests.simulation.calls import End
 from tests.simulation.life_checkers import require
+from tests.simulation.proxy_checkers import ENDED_SOON, NONE_UNASKED, ONLY_THE_DENIED
 from tests.simulation.proxy_clients import PATIENCE_S, first_message, payload_message
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from tests.simulation.logs import Logs
     from tests.simulation.proxies import Proxies
 
-NONE_UNASKED = "A1 NoCallPassesWithoutARight"
-ONLY_THE_DENIED = "A2 OnlyTheDeniedAreRefused"
-ENDED_SOON = "A3 StreamsEndWithTheirRight"
 _ENDED_S = {"DoGet": 1.5, "DoPut": 5.0}
 """A stream of rows may have a message on its way; one of records ends what it has accepted."""
 _STRANGER = "stranger"

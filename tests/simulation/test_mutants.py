@@ -8,6 +8,7 @@ few of those that a named test catches.
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 FOCUSED_SEEDS = amount(3, sampled=1)
 SEEDS_MAX = 1000
 """Far more than any mutant needs, so that no change of the product makes one be missed by luck."""
+_INVARIANT = re.compile(r'^[A-Z_]+ = "([A-Z]\d+ [A-Z]\w+)"$', re.MULTILINE)
 _PER_INVARIANT = amount(2, sampled=1)
 _TESTED = (
     "a_closing_writer_undoes_a_swap",
@@ -64,6 +66,13 @@ def test_known_bugs_are_found(name: str) -> None:
 def test_every_invariant_catches_a_mutant() -> None:
     """One that catches none is a hole."""
     assert {each.invariant for each in known().values()} >= set(INVARIANTS)
+
+
+def test_the_catalogue_has_every_invariant() -> None:
+    """What breaks one that is not in it does not count as caught."""
+    texts = (file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("*.py"))
+    named = {name for text in texts for name in _INVARIANT.findall(text)}
+    assert named == set(INVARIANTS)
 
 
 @pytest.mark.parametrize("name", sample(_TESTED, 1))
