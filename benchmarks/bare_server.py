@@ -37,7 +37,7 @@ _SMALL_BYTES = 64 * 1024
 
 
 class Ask(IntEnum):
-    """What is asked of the server."""
+    """The requests to the server."""
 
     ECHO = 1
     WRITE = 2
@@ -166,7 +166,7 @@ class DirectFile:
 
 
 class Files:
-    """What the connections of a bare server write and read, each made when it is needed."""
+    """The buffers of a bare server's connections, each made when it is needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

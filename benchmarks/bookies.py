@@ -25,7 +25,7 @@ from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.digest import encode_frame
 
 if TYPE_CHECKING:

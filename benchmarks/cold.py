@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from dlcore.ops.sandbox.cluster import Sandbox
 
 COLD_BYTES = 256 * MIB
-"""Of the log that is caught up, of random bytes."""
+"""The size of the log that is caught up, of random bytes."""
 FLIGHTS = 8
 """How often the flights are in the log that is tiered and scanned: 2.7 million rows."""
 _SEGMENT_BYTES = 64 * MIB
 _APPENDS = 500
 CONFIG = LogConfig(quorum=QuorumConfig.of_replication_factor(3), segment_bytes_max=_SEGMENT_BYTES)
-"""Of the logs that are tiered."""
+"""The size of the logs that are tiered."""
 _UPKEEP = UpkeepConfig(tier_bytes_per_s=1e12, merged_grace_s=0, tier_grace_s=0)
 QUESTION = ("carrier", "dep_delay", "distance")
 """The columns of the flights that the question of `scans` needs."""

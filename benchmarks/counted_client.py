@@ -19,7 +19,7 @@ from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _QUIET_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an operation took: of the client's process the CPU, of ZooKeeper requests and bytes."""
+    """The cost of an operation: the client's CPU, and requests and bytes of ZooKeeper."""
 
     ms: float
     cpu_ms: float
@@ -81,7 +81,7 @@ class CountedClient:
 
     @property
     def context(self) -> LogContext:
-        """What the namespace's logs are given."""
+        """The store that the namespace's logs get."""
         return self.namespace.log_context
 
     async def measure(self, work: Callable[[], Awaitable[object]]) -> Cost:

@@ -1,7 +1,7 @@
 """A process that stands before a server and lets everything arrive later, each way.
 
 `python -m benchmarks.delay_proxy PORT DELAY_S` prints the port it listens on, and ends when its
-standard input does.  What is sent together arrives together: the delay costs a round trip, and no
+standard input does.  Bytes sent together arrive together: the delay costs a round trip, and no
 throughput.
 """
 

@@ -41,14 +41,14 @@ _ZEROS = bytes(MIB)
 
 @dataclass(slots=True)
 class Times:
-    """What the commits of one way and size took."""
+    """The times of the commits of one way and size."""
 
     seconds: list[float] = field(default_factory=list)
     kernel_s: float = 0.0
 
 
 def prepare(path: Path, size: int, *, allocated: bool, written: bool) -> None:
-    """Make a file of `size` bytes, with blocks as told, and everything of it durable."""
+    """Make a file of `size` bytes, with such blocks, and make all of it durable."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
         if allocated:

@@ -51,7 +51,7 @@ class Figure:
 
     @property
     def notes(self) -> list[str]:
-        """What a table has no columns for."""
+        """A remark that no column of a table has."""
         parts = [f"{name} {limit:,.1f} {self.unit}" for name, limit in self.limits.items()]
         notes = [f"{self.name}: limits {', '.join(parts)}"] if parts else []
         parts = [f"{name} {seconds:.1f}" for name, seconds in self.cpu_s_per_gb.items()]
@@ -81,8 +81,8 @@ def measure(
 ) -> Figure:
     """Measure `limit`, or each of several, and `value` in turn: what slows the machine slows all.
 
-    Each is called once before, to warm up, and that call is not counted.  Of several limits the
-    strictest counts.
+    Each is called once before, to warm up, and that call is not counted.  The strictest of
+    several limits counts.
     """
     named = {"": limit} if callable(limit) else dict(limit)
     runs: dict[str, list[float]] = {which: [] for which in named}

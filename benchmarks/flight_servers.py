@@ -259,13 +259,13 @@ class AioServer(grpc.GenericRpcHandler):
             news.set()
 
         async def answer() -> None:
-            told = 0
-            while not done or told < taken:
+            reported = 0
+            while not done or reported < taken:
                 await news.wait()
                 news.clear()
-                if told < stored:
-                    told = stored
-                    await context.write(b"".join(field(1, _acked(told))))
+                if reported < stored:
+                    reported = stored
+                    await context.write(b"".join(field(1, _acked(reported))))
 
         await context.write(b"".join(field(1, _READY)))
         schema = SCHEMA

@@ -24,7 +24,7 @@ import uvloop
 from dlcore.base.proto import flight_pb2 as pb
 
 STAMP = struct.Struct(">qq")
-"""What a record begins with: the time of its writing in ns since the epoch, and its number."""
+"""The beginning of a record: the time of its writing in ns since the epoch, and its number."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME = struct.Struct(">IBI")  # length and type, which share four bytes, flags, stream
 _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -71,12 +71,12 @@ def _request(address: str, ticket: bytes) -> bytes:
 
 
 class Crowd:
-    """What all followers have seen."""
+    """The records that all followers have seen."""
 
     def __init__(self, count: int, records: int) -> None:
         self.records = records
         self._count = count
-        self._told = self._ended = 0
+        self._notified = self._ended = 0
         self.late_ms: list[float] = []
         self.ready = asyncio.Event()
         self.done = asyncio.Event()
@@ -100,10 +100,10 @@ class Crowd:
         batch = pa.ipc.read_record_batch(message, self._schema)
         return [STAMP.unpack_from(value) for value in batch.column("value").to_pylist()]
 
-    def told(self) -> None:
+    def notify(self) -> None:
         """Note that a follower has the record 0."""
-        self._told += 1
-        if self._told == self._count:
+        self._notified += 1
+        if self._notified == self._count:
             self.ready.set()
 
     def ended(self) -> None:
@@ -179,7 +179,7 @@ class Follower(asyncio.Protocol):
                 if number:
                     crowd.late_ms.append((now_ns - written_ns) / 1e6)
                 else:
-                    crowd.told()
+                    crowd.notify()
                 if self._next == crowd.records:
                     crowd.ended()
             del messages[:end]

@@ -1,6 +1,6 @@
 """The sink's cost after a history of commits: curves over extents, logs and micro-batches.
 
-Of a commit, a snapshot, opening a writer and its first write: time, CPU of the client's process,
+For a commit, a snapshot, opening a writer and its first write: time, CPU of the client's process,
 bytes and requests to ZooKeeper, and how many of these waited for one another (their depth); the
 same beside a ZooKeeper that answers 10 ms later.  And a full read of many micro-batches beside one
 of the same records written in one piece.
@@ -50,7 +50,7 @@ _READ_ROUNDS = 5
 _MERGE_BYTES_PER_S = 1e9
 _PAYLOADS = 16
 _BATCH_RECORDS = 1_024
-"""Of one micro-batch: 100 KB, one entry."""
+"""The size of one micro-batch: 100 KB, one entry."""
 _AT_ONCE = 32
 _Result = TypeVar("_Result")
 

@@ -80,14 +80,14 @@ def produce(servers: str, name: str, values: Sequence[bytes]) -> None:
     failed: list[Any] = []
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 50})
 
-    def told(error: Any, _: Any) -> None:
+    def on_delivery(error: Any, _: Any) -> None:
         if error is not None:
             failed.append(error)
 
     for value in values:
         while True:
             try:
-                producer.produce(name, value, on_delivery=told)
+                producer.produce(name, value, on_delivery=on_delivery)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractContextManager
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.log import DirectLog
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.log.reading.reader import DirectReader
     from dlcore.log.writing.writer import DirectWriter
     from dlcore.ops.sandbox.cluster import Sandbox
@@ -55,7 +55,7 @@ CONFIG = LogConfig(quorum=QuorumConfig.of_replication_factor(COPIES))
 """All three copies are acknowledged, so that all three are in the time measured."""
 
 WRITE_BYTES = 256 * MIB
-"""Of one round, once: long enough that the disk's own caches are not what is measured."""
+"""The length of one round: long enough that the disk's own caches are not what is measured."""
 SHORT_ROUNDS = 11
 """Where a round takes a fraction of a second, and differs from the next by a third."""
 RECORD_BYTES = 1024
@@ -63,9 +63,9 @@ _BATCH_RECORDS = 1024
 _LATENCY_COUNT = 300
 MEMORY_MB_MAX = 300
 GRPC_WRITE_CPU_S = 13.5
-"""What client and bookies used per GB of user data, written three times, with entries on gRPC."""
+"""The CPU of client and bookies per GB of user data, written three times, with entries on gRPC."""
 GRPC_READ_CPU_S = 3.0
-"""What client and bookies used per GB of user data read, with entries on gRPC."""
+"""The CPU of client and bookies per GB of user data read, with entries on gRPC."""
 
 
 def record_batches(*, total_bytes: int, record_bytes: int) -> list[pa.RecordBatch]:
@@ -119,7 +119,7 @@ def drop_log(uri: str, name: str, *, tls: TlsFiles | None = None) -> None:
 
 
 class CpuCost:
-    """What this process, and servers beside it, compute while something is measured."""
+    """The CPU of this process, and of servers beside it, during a measurement."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids

@@ -175,7 +175,7 @@ def main() -> None:
         found = run(name, arguments.data_dir)
         times.note(name, time.monotonic() - started)
         others = max(others, after := others_share())
-        console.print(f"    took {times.seconds[name]:.0f} s{_told(others)}")
+        console.print(f"    took {times.seconds[name]:.0f} s{_others_text(others)}")
         figures += found
         results += [figure.as_json() | {"others_share_of_cpu": others} for figure in found]
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
@@ -198,7 +198,7 @@ def _text_of(name: str) -> str:
     return " ".join((BENCHMARKS[name].__doc__ or "").split())
 
 
-def _told(others: float) -> str:
+def _others_text(others: float) -> str:
     if others < _BUSY_SHARE:
         return ""
     return (

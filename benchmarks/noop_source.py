@@ -55,7 +55,7 @@ def ready_made_batch(row_count: int, value_bytes: int) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Rows(InputPartition):
-    """So many rows, of so many bytes each, in batches of so many rows, with these columns."""
+    """A number of rows, the bytes of each, the rows of a batch, and the columns."""
 
     count: int
     value_bytes: int = VALUE_BYTES

@@ -37,7 +37,7 @@ _LIMIT_MB = 500.0
 
 
 class _Plan(NamedTuple):
-    """What planning took, and what it found."""
+    """The cost of planning, and its result."""
 
     seconds: float
     peak_mb: float

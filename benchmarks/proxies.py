@@ -142,7 +142,7 @@ def write_large(sandbox: Sandbox, _folder: Path) -> list[Figure]:
 def forward(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     """As `proxy_write_large`, at a proxy that does not own the log, beside the one that does.
 
-    And one record at a time, likewise.  CPU is that of all processes.
+    The same with one record at a time.  CPU is that of all processes.
     """
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
     pids = [each.pid for each in (*sandbox.bookies, *sandbox.proxies)]

@@ -53,8 +53,8 @@ _AT_ONCE = 4
 def read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """All records of a log by DoGet, ids and bytes, beside the core's scan in the client's process.
 
-    Of a log of one segment, of the same with all columns that either side has, and of a log of 16
-    segments, whose parts are asked for by four threads.  And beside a bare relay, which is what any
+    The logs are one of one segment, the same with all columns that either side has, and one of 16
+    segments, whose parts four threads ask for.  And beside a bare relay, which is what any
     proxy on grpc.aio has to do: it reads chunks of a bare server, sums them, and sends each as ids
     and values.  The notes tell what it gives that sends one batch of a MiB again and again.  CPU is
     that of all processes.
@@ -206,17 +206,17 @@ async def _fanned_out(sandbox: Sandbox, followers: int) -> dict[str, float]:
                     await asyncio.sleep(began + number / _PER_SECOND - time.perf_counter())
                     writer.write(LogRecord(number, _stamped(number)))
                 await writer.flush()
-                told = json.loads(await process.stdout.readline())
+                report = json.loads(await process.stdout.readline())
                 cpu_s = cpu_of([proxy.pid]) - before
         finally:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-    assert told["deliveries"] == followers * (records - 1)
+    assert report["deliveries"] == followers * (records - 1)
     return {
-        "p50": told["p50_ms"],
-        "p99": told["p99_ms"],
-        "cpu": cpu_s / told["deliveries"] * 1e6,
+        "p50": report["p50_ms"],
+        "p99": report["p99_ms"],
+        "cpu": cpu_s / report["deliveries"] * 1e6,
         "memory": peak_memory_mb(proxy.pid),
     }
 

@@ -46,33 +46,33 @@ class Put:
         self.sent = self.acked = 0
         self.acked_at: list[float] = []
         self.moved_to: str | None = None
-        assert "ready" in self._told()
+        assert "ready" in self._reply()
 
-    def _told(self) -> dict[str, Any]:
+    def _reply(self) -> dict[str, Any]:
         """Wait for the next answer."""
         answer = self._answers.read()
         if answer is None:
             self._writer.close()  # raises why
             raise AssertionError("the stream ended without an error")
-        told: dict[str, Any] = json.loads(answer.to_pybytes())
-        if "acked" in told:
-            self.acked = told["acked"]
+        reply: dict[str, Any] = json.loads(answer.to_pybytes())
+        if "acked" in reply:
+            self.acked = reply["acked"]
             self.acked_at.append(time.perf_counter())
-        elif "draining" in told:
-            self.moved_to = told["draining"]["location"] or ""
-        return told
+        elif "draining" in reply:
+            self.moved_to = reply["draining"]["location"] or ""
+        return reply
 
     def write(self, batch: pa.RecordBatch, *, in_flight_max: int) -> None:
         """Send a batch; wait until only so many records are on their way, or the log moves."""
         self._writer.write_batch(batch)
         self.sent += batch.num_rows
         while self.sent - self.acked > in_flight_max and self.moved_to is None:
-            self._told()
+            self._reply()
 
     def flush(self) -> None:
         """Wait until all is durable."""
         while self.acked < self.sent:
-            self._told()
+            self._reply()
 
     def close(self) -> None:
         """End the stream when all is durable."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BOOKIES = 3
 _SCRAPES = 200
-_TOLD = re.compile(r"metrics and health on (http://\S+)")
+_SERVED = re.compile(r"metrics and health on (http://\S+)")
 _CPU = re.compile(r"^process_cpu_seconds_total (\S+)$", re.MULTILINE)
 _MONITOR = """
 import sys, time, urllib.request
@@ -42,7 +42,7 @@ def core_write_scraped(_: Sandbox, folder: Path) -> list[Figure]:
         autorecovery=False,
     ) as sandbox:
         urls = [
-            f"{_TOLD.findall(each.log_path.read_text())[-1]}/metrics" for each in sandbox.bookies
+            f"{_SERVED.findall(each.log_path.read_text())[-1]}/metrics" for each in sandbox.bookies
         ]
 
         def rate() -> float:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dlcore.ops.sandbox.cluster import Sandbox
 
 TAIL_SHARE = 0.05
-"""Of the rows of `table_union`, those that are on bookies and not in the table."""
+"""The rows of `table_union` that are on bookies and not in the table."""
 WRITTEN_S = 75.0
 """How long rows are written whose way into a table is watched, once the first one is in it."""
 FRESH_GOAL_S, FRESH_S = 30.0, 10.0

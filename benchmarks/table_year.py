@@ -260,8 +260,8 @@ async def measure(
 ) -> list[Window]:
     """Return a window for each size: commits of one file to a table of so many.
 
-    A window has two checkpoints at least.  Before it a commit has `at_once` files.  Of all files so
-    many are kept.
+    A window has two checkpoints at least.  Before it a commit has `at_once` files.  The table
+    keeps so many of all files.
     """
     os.environ[_CATALOG] = f"sqlite:///{folder}/catalog.db"
     follower, count = Follower(folder, form, kept), 0

@@ -21,7 +21,7 @@ from benchmarks.limits import (
 from benchmarks.logs import run
 from benchmarks.wire_server import BOOKIE, CLUSTER_ID
 from dlcore.base.config import LedgerClientConfig
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.digest import encode_frame
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from bookie.disks.port import DiskFullError
 from bookie.server import BookieServer
 from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
-from dlcore.access.zookeeper import ZK_KEYS
 from dlcore.base import event_loop, kept_memory
+from dlcore.base.access.zookeeper import ZK_KEYS
 from dlcore.base.background import BackgroundTasks, side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig

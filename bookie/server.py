@@ -29,8 +29,8 @@ from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector
-from dlcore.access.tls_in_use import LOOK_S, TlsInUse
-from dlcore.access.tls_refusals import own_refusal
+from dlcore.base.access.tls_in_use import LOOK_S, TlsInUse
+from dlcore.base.access.tls_refusals import own_refusal
 from dlcore.base.background import BackgroundTasks, outcome_of
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import (
@@ -39,19 +39,20 @@ from dlcore.base.errors import (
     DLError,
 )
 from dlcore.base.http_options import address_of
+from dlcore.base.listening.operator_port import Operated, operator_port
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace, read_binding
+from dlcore.metadata.operated import METRICS as METADATA_METRICS, session_check, source_of
 from dlcore.metadata.paths import NamespacePaths, parse_uri
-from dlcore.transport.client import WireBookieClient
-from dlcore.transport.operator_port import Operated, operator_port, session_check
+from dlcore.wire.client import WireBookieClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie.server_config import BookieConfig
     from bookie.serving.access import Access
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
     from dlcore.metadata.port import MetadataStore
@@ -246,11 +247,10 @@ class BookieServer(AsyncClosing):
         checks = {"metadata_store": session_check(self._store), **metrics.checks(storage)}
         operated = Operated(
             role="bookie",
-            metrics=metrics.METRICS,
-            sources=[self._samples],
+            metrics=(*METADATA_METRICS, *metrics.METRICS),
+            sources=[source_of(self._store), self._samples],
             checks=checks,
             trial=partial(metrics.try_disk, disk, self._clock.new_token),
-            store=self._store,
         )
         opened = await self._running.enter_async_context(operator_port(self._config, operated, tls))
         self.http_port = None if opened is None else opened.port
@@ -259,7 +259,7 @@ class BookieServer(AsyncClosing):
         """Return what makes the access of a connection; it has the cluster's present keys."""
         # Loaded here, because few bookies take capabilities.
         from bookie.serving.access import Access
-        from dlcore.access.capability import Verifier
+        from dlcore.base.access.capability import Verifier
         from dlcore.metadata.capability_keys import FollowedKeys
 
         clock = self._clock

@@ -16,9 +16,9 @@ from pathlib import Path  # noqa: TC003  get_type_hints looks it up
 from typing import TYPE_CHECKING
 
 from bookie.config import StorageConfig
-from dlcore.access.client_names import ClientNames
-from dlcore.access.tls import TlsFiles
-from dlcore.access.zookeeper import ZK_KEYS, ZooKeeperAccess
+from dlcore.base.access.client_names import ClientNames
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.zookeeper import ZK_KEYS, ZooKeeperAccess
 from dlcore.base.config import (
     DEFAULT_RACK,
     ENTRY_SIZE_BYTES_MAX,

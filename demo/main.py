@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 class Outcome(NamedTuple):
-    """What differs, and what is to be printed."""
+    """The differences, and the text to print."""
 
     problems: list[str]
     summary: list[str]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore.access.tls import TlsFiles
-from dlcore.access.zookeeper import ZooKeeperAccess
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.zookeeper import ZooKeeperAccess
 from dlcore.base.config import LedgerClientConfig, LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import DLError
 from dlcore.base.extras import missing_packages_explained

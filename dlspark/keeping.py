@@ -78,7 +78,7 @@ class KeptPositions:
         self._latest: StreamOffset | None = None
         self._stored: dict[str, LogPosition] = {}
         self._due_ns: int | None = None
-        self._is_told = False
+        self._is_logged = False
 
     def note(self, offset: StreamOffset, *, is_last: bool = False) -> None:
         """Take the end of a batch that has ended; store it if it is time, or the last one."""
@@ -128,8 +128,8 @@ class KeptPositions:
             )
 
     def _tell(self, log: str, name: str, reason: str) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             logger.warning(
                 "log %r does not keep the position of subscriber %r, and this is logged once: %s; "
                 "to do: see to the reason; the query goes on",

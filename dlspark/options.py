@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dlcore.access.tls import TlsFiles
-from dlcore.access.zookeeper import ZK_KEYS, ZooKeeperAccess
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.zookeeper import ZK_KEYS, ZooKeeperAccess
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, validate_log_name
 from dlspark.keeping import parse_subscription

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.access.capability import LIFETIME_S_MAX
+from dlcore.base.access.capability import LIFETIME_S_MAX
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, TXID_MAX
 

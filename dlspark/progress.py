@@ -129,7 +129,7 @@ class ProgressListener(StreamingQueryListener):
         self._points: deque[ProgressPoint] = deque(maxlen=points_max)
         self._latest: dict[str, ProgressPoint] = {}
         if not has_admission_control():
-            logger.warning("%s; to do: as told, or nothing", ADVICE_WITHOUT_LAG)
+            logger.warning("%s; to do: follow this advice, or nothing", ADVICE_WITHOUT_LAG)
         if importlib.util.find_spec("prometheus_client") is not None:
             from prometheus_client import REGISTRY
 

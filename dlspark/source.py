@@ -151,11 +151,14 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
         found = find_schemas(options.address, [options.log])
     if writes_typed(options, schema.fieldNames(), found):
         return prepare_typed(options, schema, found)
+    missing = [] if options.log is None or options.log in found else [options.log]
+    if missing and not options.create_log:  # an error about columns would not tell it
+        require_logs(options.address, missing)
     if options.merge_schema:
         raise ConfigurationError(
             "option mergeSchema=true: logs of bytes have no schema to add to; leave it out"
         )
     columns = check_write_schema(schema, needs_log=options.log is None)
-    if options.log is not None and options.log not in found:
-        require_logs(options.address, [options.log], create=options.create_log)
+    if missing:
+        require_logs(options.address, missing, create=options.create_log)
     return columns

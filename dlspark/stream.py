@@ -412,7 +412,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_warned:
             self._is_warned = True
             logger.warning(
-                "%s; to do: as told, or nothing if no such trigger is used",
+                "%s; to do: follow this advice, or nothing if no such trigger is used",
                 ADVICE_WITHOUT_ADMISSION,
             )
 

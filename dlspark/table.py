@@ -33,11 +33,11 @@ _NATIVE_PREFIXES = ("timestamp[ms", "timestamp[us", "timestamp[s", "decimal128")
 def table(spark: SparkSession, uri: str, log: str, **options: str) -> DataFrame:
     """Return all records of a log, as ``format("dlog")`` does, with its cold rows read by Spark.
 
-    Cold rows are read from the objects by Spark's own reader, with all that it pushes down and
-    leaves out; ``format("dlog")`` reads the records after that.  One snapshot of the log, taken
-    now, decides where the one ends and the other begins, so that each row comes once.  Spark needs
-    access to the store: ``s3://`` is read as ``s3a://``.  If Spark's reader does not know a type of
-    the log's columns, ``format("dlog")`` reads all of it.
+    Cold rows are read from the objects by Spark's own reader, which pushes filters down and skips
+    columns; ``format("dlog")`` reads the records after that.  One snapshot of the log, taken now,
+    decides where the one ends and the other begins, so each row comes once.  Spark needs access to
+    the store: ``s3://`` is read as ``s3a://``.  If Spark's reader does not know a type of the
+    log's columns, ``format("dlog")`` reads all of it.
 
     Args:
         spark: the session.
@@ -70,7 +70,7 @@ def table(spark: SparkSession, uri: str, log: str, **options: str) -> DataFrame:
 
 
 def cold_part(snapshot: LogSnapshot) -> tuple[list[str], DLSN]:
-    """Return the objects with what is cold from the beginning on, and the position after it."""
+    """Return the objects with the cold beginning of a log, and the position after it."""
     urls: dict[str, None] = {}
     for segment in snapshot.segments:
         for extent in segment.extents:
@@ -85,7 +85,7 @@ def cold_part(snapshot: LogSnapshot) -> tuple[list[str], DLSN]:
 
 
 def cut_ends(snapshot: LogSnapshot) -> dict[int, int]:
-    """Return the segments of a fork whose objects have more rows, each with the entry to end at."""
+    """Return, for each segment of a fork whose objects have more rows, the entry to end at."""
     return {
         segment.lssn: segment.entry_count
         for segment in snapshot.segments

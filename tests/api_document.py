@@ -88,13 +88,13 @@ def _fields(kind: type) -> dict[str, str]:
     names = getattr(kind, "__struct_fields__", ())
     if dataclasses.is_dataclass(kind):
         names = tuple(each.name for each in dataclasses.fields(kind))
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        told |= inspect.get_annotations(base)
-    told = {
-        name: re.sub(r"^Annotated\[([^,]+),.*\]$", r"\1", str(each)) for name, each in told.items()
+        found |= inspect.get_annotations(base)
+    found = {
+        name: re.sub(r"^Annotated\[([^,]+),.*\]$", r"\1", str(each)) for name, each in found.items()
     }
-    return {name: told[name].replace("|", "\\|") for name in names}
+    return {name: found[name].replace("|", "\\|") for name in names}
 
 
 def _public(kind: type) -> Iterator[tuple[str, Any]]:
@@ -112,12 +112,12 @@ def _public(kind: type) -> Iterator[tuple[str, Any]]:
 def _arguments(function: Any) -> str:
     """Return the names and defaults of the arguments."""
     signature = inspect.signature(function)
-    told = [
+    found = [
         each.replace(annotation=inspect.Parameter.empty)
         for each in signature.parameters.values()
         if each.name not in ("self", "cls")
     ]
-    return str(inspect.Signature(told)).replace("|", "\\|")
+    return str(inspect.Signature(found)).replace("|", "\\|")
 
 
 def _first(value: Any) -> str:
@@ -129,8 +129,8 @@ def _first(value: Any) -> str:
 
 def _raised(function: Any) -> str:
     """Return the errors that a docstring names below `Raises:`."""
-    told = (inspect.getdoc(function) or "").partition("Raises:")[2]
-    names = dict.fromkeys(re.findall(r"\b[A-Z]\w+Error\b", told))
+    found = (inspect.getdoc(function) or "").partition("Raises:")[2]
+    names = dict.fromkeys(re.findall(r"\b[A-Z]\w+Error\b", found))
     return f" Raises {', '.join(f'`{each}`' for each in names)}." if names else ""
 
 

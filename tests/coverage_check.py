@@ -2,8 +2,8 @@
 
 Every branch and line of a pure module must have run, and of the branches of all others together
 `OTHERS_MIN_PERCENT`.  Only what runs in the tests' own process counts.  Bookies, drivers, workers
-of Spark that are processes of their own run unmeasured: most of them are killed, and would tell now
-more, now less.  So do the simulation and the model, which would take several times as long
+of Spark that are processes of their own run unmeasured: most of them are killed, and would show now
+more, now less.  The simulation and the model run unmeasured, which would take several times as long
 (`tests/fixtures/unmeasured.py`).
 """
 
@@ -23,7 +23,7 @@ OTHERS_MIN_PERCENT = 92.0
 
 
 class Shares(NamedTuple):
-    """What ran of one file."""
+    """The lines of one file that ran."""
 
     path: str
     branches: int

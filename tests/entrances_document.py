@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bookie.serving import entrances as control
+from dlcore.base.listening import operator_port
 from dlcore.flight import entrances as flight
 from dlcore.ops.cli.console import entrances as console
 from dlcore.ops.sql import entrances as sql
 from dlcore.proxy.kafka import entrances as kafka
-from dlcore.transport import operator_port
 from dlcore.wire import entrances as wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.access.entrances import Entrance
+    from dlcore.base.access.entrances import Entrance
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "entrances.md"
 _HEAD = """# Entrances

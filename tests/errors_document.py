@@ -46,7 +46,7 @@ TO_DO = {
     "an append is repeated, read whether the first one took effect",
     "MetadataSessionExpiredError": "repeat the call, for a new session opens by itself. If it "
     "happens often, look for long pauses of the process and of ZooKeeper",
-    "MetadataVersionError": "somebody changed the same thing at the same time: read it again, then "
+    "MetadataVersionError": "another client changed it at the same time: read it again, then "
     "decide again",
     "NodeExistsError": "use what is there, or another name",
     "NoNodeError": "look whether the URI names the right path; create it first",

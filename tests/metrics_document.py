@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from bookie.serving import metrics as bookie
 from dlcore.backends.direct import metrics as client
+from dlcore.base.listening import operator_port
 from dlcore.base.metrics import BOUNDS_S, Kind, Metric
+from dlcore.metadata import operated as metadata
 from dlcore.ops.autorecovery import metrics as autorecovery
 from dlcore.ops.metadata_server import server as metadata_server
 from dlcore.proxy import metrics as proxy
-from dlcore.transport import operator_port
 from dlspark import progress
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ SPARK = (
 )
 TABLES: dict[str, tuple[Metric, ...]] = {
     "Every server": operator_port.METRICS,
+    "A bookie, a proxy and auto-recovery": metadata.METRICS,
     "A bookie": bookie.METRICS,
     "A proxy": proxy.METRICS,
     "Auto-recovery": autorecovery.METRICS,

@@ -70,7 +70,7 @@ def test_every_machine_is_pure_and_takes_events() -> None:
 
 
 def test_architecture_names_every_page() -> None:
-    """A page that nothing leads to is read by nobody."""
+    """A page without a link to it has no readers."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     assert PAGES
     for page in PAGES:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("dlcore", "bookie", "dlspark")
 ATTRIBUTES_MAX = 10
 LARGER_MAX = 25
-"""So many classes may have more attributes: each holds the state of one protocol, or its parts."""
+"""Number of classes with more attributes: each holds the state of one protocol, or its parts."""
 METHODS_MAX = 25
 FACES = {
     "DistributedLogManager",

@@ -31,9 +31,9 @@ from bookie.config import (
     StorageConfig,
 )
 from bookie.server_config import BookieConfig
-from dlcore.access.zookeeper import EVERYBODY
 from dlcore.backends.direct import namespace
 from dlcore.base import kept_memory
+from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.config import (
     LedgerClientConfig,
     LogConfig,
@@ -113,7 +113,7 @@ def test_wrong_keys_and_values_are_named_when_a_configuration_is_built(model: ty
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reason"),
     [
         ({"entry_bytes": "5"}, "entry_bytes='5': expected a whole number"),
         ({"entry_bytes": 5.0}, "entry_bytes=5.0: expected a whole number"),
@@ -124,11 +124,11 @@ def test_wrong_keys_and_values_are_named_when_a_configuration_is_built(model: ty
         ({"quorum": "3/3/2"}, "quorum='3/3/2': expected QuorumConfig"),
     ],
 )
-def test_values_of_the_wrong_kind(values: dict[str, Any], told: str) -> None:
+def test_values_of_the_wrong_kind(values: dict[str, Any], reason: str) -> None:
     """None is taken for another one, but a whole number for any number."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         LogConfig(**values)
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         replace(LogConfig(), **values)
     assert LogConfig(lock_timeout_s=5, entry_bytes=5).lock_timeout_s == 5
     with pytest.raises(ConfigurationError, match="retention_s='x': expected a number or None"):
@@ -159,7 +159,7 @@ def test_a_variable_counts_before_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "environment", "told"),
+    ("text", "environment", "reason"),
     [
         ("[bookie]\nprot = 1", {}, "[bookie] prot=1: there is no such setting, expected one of"),
         ("[bookie]\nport = 'x'", {}, "[bookie] port='x': expected a whole number"),
@@ -173,13 +173,13 @@ def test_a_variable_counts_before_the_file(tmp_path: Path) -> None:
         ("", {"DLOG_BOOKIE_PORT": "x"}, "$DLOG_BOOKIE_PORT='x': expected a whole number"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(
-    tmp_path: Path, text: str, environment: dict[str, str], told: str
+def test_a_mistake_is_named_with_its_place(
+    tmp_path: Path, text: str, environment: dict[str, str], reason: str
 ) -> None:
     """File or variable, the value, and what could stand there."""
     with pytest.raises(ConfigurationError) as caught:
         settings(tmp_path, text, environment)
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
     if not environment:
         assert str(tmp_path) in str(caught.value)
 
@@ -224,32 +224,32 @@ def test_the_command_takes_its_namespace_from_the_file(
     file.write_text('[dlog]\nuri = "of-the-file"\n[autorecovery]\naudit_interval_s = 0\n')
     command = ["--config", str(file), "log", "list"]
 
-    def told(*more: str) -> str:
+    def printed(*more: str) -> str:
         assert run([*command, *more]) == EXIT_USAGE
         return capsys.readouterr().err
 
-    assert "'of-the-file'" in told()
+    assert "'of-the-file'" in printed()
     monkeypatch.setenv("DLOG_URI", "of-the-variable")
-    assert "'of-the-variable'" in told()
-    assert "'of-the-line'" in told("--uri", "of-the-line")
+    assert "'of-the-variable'" in printed()
+    assert "'of-the-line'" in printed("--uri", "of-the-line")
     command = ["log", "list", "--config", str(file)]
-    assert "'of-the-variable'" in told()
+    assert "'of-the-variable'" in printed()
     monkeypatch.delenv("DLOG_URI")
-    assert "'of-the-file'" in told()
+    assert "'of-the-file'" in printed()
     command = ["--config", str(file), "log", "list"]
     command[2:] = ["autorecovery", "run"]
-    assert "audit_interval_s=0.0: expected a number > 0" in told()
+    assert "audit_interval_s=0.0: expected a number > 0" in printed()
     monkeypatch.setenv("DLOG_AUTORECOVERY_AUDIT_INTERVAL_S", "-1")
-    assert "audit_interval_s=-1.0" in told()
-    assert "audit_interval_s=-2.0" in told("--audit-interval-s", "-2")
+    assert "audit_interval_s=-1.0" in printed()
+    assert "audit_interval_s=-2.0" in printed("--audit-interval-s", "-2")
     file.write_text('[dlog]\nendpoint = "of-the-file"\n')
     command = ["--config", str(file), "log", "list"]
-    assert "endpoint 'of-the-file'" in told()
-    assert "'of-the-line'" in told("--uri", "of-the-line")  # and no endpoint
+    assert "endpoint 'of-the-file'" in printed()
+    assert "'of-the-line'" in printed("--uri", "of-the-line")  # and no endpoint
     file.write_text("[dlog]\nurl = 1\n")
-    assert "url=1: there is no such setting, expected one of encryption_keys, endpoint" in told()
+    assert "url=1: there is no such setting, expected one of encryption_keys, endpoint" in printed()
     command += ["--config", str(tmp_path / "none")]
-    assert f"{tmp_path}/none" in told()
+    assert f"{tmp_path}/none" in printed()
 
 
 CLIENT_FILE = """
@@ -296,7 +296,7 @@ def test_programs_take_how_bookies_are_talked_to(
 
 @pytest.mark.parametrize("command", CLIENT_PROGRAMS)
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("add_timeout_s = 0", "add_timeout_s=0.0: expected a number > 0"),
         ("add_timeout = 3", "[ledger_client] add_timeout=3: there is no such setting"),
@@ -308,7 +308,7 @@ def test_programs_take_how_bookies_are_talked_to(
 def test_programs_refuse_what_no_client_can_be(
     command: str,
     text: str,
-    told: str,
+    reason: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -318,7 +318,7 @@ def test_programs_refuse_what_no_client_can_be(
     file = tmp_path / "dlog.toml"
     file.write_text(f"[ledger_client]\n{text}\n")
     assert run(["--config", str(file), *command.split()]) == EXIT_USAGE
-    assert told in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_each_setting_of_autorecovery_counts() -> None:

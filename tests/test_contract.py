@@ -1,6 +1,6 @@
 """The table of the contract names every row, and only tests that exist.
 
-Goal: a promise of the original that somebody relied on is either tested here, or left out for a
+Goal: a promise of the original that users relied on is either tested here, or left out for a
 reason that is written down.  Method: read tests/CONTRACT.md, and the test files as text.
 """
 

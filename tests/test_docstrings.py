@@ -1,9 +1,9 @@
 """Public calls say in their docstrings what they raise.
 
-What is held to that: every public method of the classes that `dlcore`, `dlcore.sync` and a bookie's
+The rule holds for every public method of the classes that `dlcore`, `dlcore.sync` and a bookie's
 entry give to users, if it awaits something, runs its async twin, or raises itself; and every public
 function and method of the packages' top modules whose own body raises.  `Raises:` names the errors,
-or the call whose errors they are.  What ends something (`aclose`) raises only what it says.
+or the call whose errors they are.  A call that ends something (`aclose`) raises only what it says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGES = ("dlcore", "bookie", "dlspark")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ENDINGS = {"aclose", "close", "abandon", "abort", "finish"}
 TWINS = {"_call", "call", "iterate"}
-"""What the blocking face runs async twins with."""
+"""The methods by which the blocking face runs async twins."""
 
 
 def functions_of(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:

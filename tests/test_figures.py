@@ -24,7 +24,7 @@ def rounds(*values: float) -> Callable[[], float]:
 def test_the_strictest_of_several_limits_counts(
     *, is_rate: bool, limit: float, ratio: float
 ) -> None:
-    """The lowest rate, or the longest time; the others are told beside it."""
+    """The lowest rate, or the longest time; the others are shown beside it."""
     target = Target(ratio=0.4, is_rate=is_rate)
     figure = measure(
         name="writes",
@@ -51,7 +51,7 @@ def test_one_limit_and_cpu() -> None:
     assert figure.notes == ["c: CPU s/GB client 1.0, bookies 2.5"]
 
 
-def test_a_figure_without_a_target_is_told_and_not_judged() -> None:
+def test_a_figure_without_a_target_is_shown_and_not_judged() -> None:
     """Its row says nothing of what to reach."""
     targets = [None, Target(ratio=1.5, is_rate=False)]
     table = table_of(
@@ -68,7 +68,7 @@ def test_no_kafka_is_started_unless_asked_for() -> None:
 
 
 def test_times_are_expected_as_they_were(tmp_path: Path) -> None:
-    """Of what never ran here nothing is promised."""
+    """Nothing is promised for a system on which nothing ran here."""
     times = Times(tmp_path / "times.json")
     assert times.expected(["a"]) == "never run on this machine"
     times.note("a", 12.34)

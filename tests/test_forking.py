@@ -8,16 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlcore.ops.sandbox.process import GATE
+from tests.fixtures.fork_server import STARTS_OTHERS
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WAIT_S = 60
 LOOK = """
@@ -62,7 +61,7 @@ def look(python: str, folder: Path, **options: Any) -> dict[str, Any]:
     """Return what a program finds."""
     command = [python, "-c", LOOK, "some", "words"]
     shown = subprocess.run(
-        command, capture_output=True, check=False, text=True, input="what\nit is told", **options
+        command, capture_output=True, check=False, text=True, input="what\nit gets", **options
     )
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)  # type: ignore[no-any-return]
@@ -145,22 +144,22 @@ def test_asyncio_waits_for_it() -> None:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        shown, _ = await process.communicate(b"told\n")
+        shown, _ = await process.communicate(b"sent\n")
         return shown, process.returncode
 
-    assert asyncio.run(scenario()) == (b"told\n", 5)
+    assert asyncio.run(scenario()) == (b"sent\n", 5)
 
 
-@pytest.mark.parametrize(("told", "shown"), [("go\nrest", "rest"), ("", "")])
-def test_one_that_is_gated_waits_for_its_line(told: str, shown: str) -> None:
+@pytest.mark.parametrize(("given", "shown"), [("go\nrest", "rest"), ("", "")])
+def test_one_that_is_gated_waits_for_its_line(given: str, shown: str) -> None:
     """It runs after the line, with the rest; without one it fails."""
     command = [*GATE, LOADED_PYTHON, "-c", "import sys; print(sys.stdin.read(), end='')"]
-    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == (shown, 0 if told else 1)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (shown, 0 if given else 1)
 
 
 def test_a_module_runs_as_the_main_one() -> None:
-    """What it says is the same."""
+    """Its output is the same."""
     forked, other = (
         subprocess.run(
             [python, "-m", "dlcore.ops.cli", *options], capture_output=True, text=True, check=False
@@ -171,7 +170,7 @@ def test_a_module_runs_as_the_main_one() -> None:
     assert (forked.returncode, forked.stderr) == (other.returncode, other.stderr) != (0, "")
 
 
-def test_what_a_fork_cannot_be_starts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_forked_starts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its usual name, or with other variables of Python's, it is not forked."""
     assert loaded(LOADED_PYTHON)
     assert not loaded(sys.executable)
@@ -195,3 +194,23 @@ def test_an_orphan_is_not_ours(tmp_path: Path) -> None:
     subprocess.run([LOADED_PYTHON, "-c", code], check=True)
     wait_until(lambda: found.exists() and found.read_text(), timeout_s=WAIT_S)
     assert int(found.read_text()) != os.getpid()
+
+
+def test_a_sandbox_has_its_processes_forked() -> None:
+    """They are its children, and have its output; the server for them ends when it is killed."""
+    code = f"""if True:
+        import os, subprocess, time
+        look = "import os, sys; print('bookie.server' in sys.modules, os.getppid(), flush=True)"
+        subprocess.run([{LOADED_PYTHON!r}, "-c", look], check=True)
+        print(*open("/proc/self/task/%d/children" % os.getpid()), flush=True)
+        time.sleep({WAIT_S})
+    """
+    with subprocess.Popen(
+        [LOADED_PYTHON, "-c", code, *STARTS_OTHERS], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"True {process.pid}\n"
+        (server,) = map(int, process.stdout.readline().split())
+        process.kill()
+        assert process.stdout.read() == ""
+    wait_until(lambda: not Path(f"/proc/{server}").exists(), timeout_s=WAIT_S)

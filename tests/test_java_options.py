@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
     """Blanks, letters beyond ASCII, quotes of both kinds and backslashes."""
     folder = tmp_path / name
-    told = subprocess.run(
+    output = subprocess.run(
         [find_java(), "-XshowSettings:properties", "-version"],
         env={
             **os.environ,
@@ -31,7 +31,7 @@ def test_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
         check=True,
         encoding="utf-8",
     ).stderr
-    assert f"    java.io.tmpdir = {folder}" in told.splitlines()
+    assert f"    java.io.tmpdir = {folder}" in output.splitlines()
 
 
 def test_an_environment_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 
 import pytest
 
 from tests.fixtures import lengths
-from tests.fixtures.lengths import amount, sample
+from tests.fixtures.lengths import amount, for_each, sample
 
 
 @pytest.fixture
@@ -43,3 +44,21 @@ def test_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     assert amount(7, sampled=2) == 7
     monkeypatch.setattr(lengths, "_is_full", False)
     assert amount(7, sampled=2) == 2
+
+
+def test_a_failure_for_one_of_many_is_named() -> None:
+    """With the value; those before it were run, and none is a fixture to pytest."""
+    seen: list[int] = []
+
+    @for_each([3, 5, 7])
+    def test_some(number: int) -> None:
+        """Fail for 5."""
+        seen.append(number)
+        assert number != 5
+
+    with pytest.raises(AssertionError) as failed:
+        test_some()
+    assert seen == [3, 5]
+    assert failed.value.__notes__ == ["it was run with 5"]
+    assert not inspect.signature(test_some).parameters
+    assert (test_some.__name__, test_some.__doc__) == ("test_some", "Fail for 5.")

@@ -79,9 +79,9 @@ def test_a_bookie_stores_and_finds_its_entries() -> None:
     """Appends, syncs, restarts after a kill, reads, compaction and collection of garbage."""
     tests = ("storage", "storage_kill", "compaction_kill", "real_disk", "garbage_collector")
     files = [f"tests/bookie/test_{name}.py" for name in tests]
-    told = run_tests_elsewhere("tests/contracts/test_disk.py", *files)
-    assert "failed" not in told
-    assert "skipped" not in told
+    output = run_tests_elsewhere("tests/contracts/test_disk.py", *files)
+    assert "failed" not in output
+    assert "skipped" not in output
 
 
 def test_the_sandbox_kills_what_it_started() -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dlcore.base.config import LogSettings
-from dlcore.transport.operator_port import ENTRANCES
+from dlcore.base.listening.operator_port import ENTRANCES
 from tests.fixtures.alerts import RULES
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.runbook import FOLDER, HOST, PORTS, commands_of, part_of
@@ -29,8 +29,8 @@ def test_each_alert_has_its_page_and_its_rehearsal() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == set(ANNOTATIONS)
     listed = (REPOSITORY / "docs" / "alerts.md").read_text(encoding="utf-8")
     rehearsed = (Path(__file__).parent / "integration" / "test_alerts.py").read_text()
-    for alert, told in ANNOTATIONS.items():
-        assert told["runbook_url"] == f"docs/runbook/{alert}.md"
+    for alert, texts in ANNOTATIONS.items():
+        assert texts["runbook_url"] == f"docs/runbook/{alert}.md"
         assert listed.count(f"[{alert}](runbook/{alert}.md)") == 1
         assert f'"{alert}"' in rehearsed
 

@@ -125,7 +125,7 @@ def test_a_worker_stays_in_a_file(start: Start) -> None:
     assert {len(each.ran) for each in workers} == {40}
 
 
-def test_what_a_crashed_worker_had_runs_elsewhere(start: Start) -> None:
+def test_tests_of_a_crashed_worker_run_elsewhere(start: Start) -> None:
     """But for the test that crashed it; another worker then takes those with a session."""
     tests = names_of(10, 20)
     scheduling, workers = start(tests, 3)

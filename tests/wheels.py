@@ -27,7 +27,7 @@ MACHINES = {
     "Linux aarch64": ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"),
     "macOS arm64": ("macosx_14_0_arm64",),
 }
-"""What pip may take for each: glibc 2.28 or later, macOS 14 or later."""
+"""The platforms that pip may take for each: glibc 2.28 or later, macOS 14 or later."""
 _SOURCE_ONLY = ("pyspark",)
 """Packages that have no wheel for any machine, for they have no compiled parts of their own."""
 

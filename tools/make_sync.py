@@ -168,7 +168,7 @@ _BASES = {
 
 
 class _Names:
-    """What a generated file imports: names that run, and names of annotations."""
+    """The imports of a generated file: names that run, and names of annotations."""
 
     def __init__(self) -> None:
         self._origins: dict[str, str] = {}

@@ -60,7 +60,7 @@ def begun(changelog: str) -> str:
 
 
 def wanted(text: str, current: Version) -> Version:
-    """Return the version of a release that somebody asked for.
+    """Return the version of a release that was asked for.
 
     Raises:
         NotReleasableError: it has not three numbers, or is below that which is developed.

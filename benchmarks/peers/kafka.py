@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BROKERS = 3
 PARTITIONS = 2
-"""Of a topic: more than the single order of a log needs, since users of Kafka would take them."""
+"""The partitions of a topic: more than one order needs, as users of Kafka would take them."""
 _SERVER = ("org.apache.kafka:kafka_2.13:4.1.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3")
 _CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _CONNECTOR_PARTS = (
@@ -40,7 +40,7 @@ _CONNECTOR_PARTS = (
     "kafka-clients",
     "commons-pool2",
 )
-"""What PySpark does not have already."""
+"""The packages that PySpark does not have already."""
 CONNECTOR_VERSION = os.environ.get("CONNECTOR") or pyspark.__version__
 _DEPENDENCY = """\
     <dependency>
@@ -106,9 +106,9 @@ def class_path(*coordinates: str, only: tuple[str, ...] = ()) -> str:
         command += [f"-DincludeArtifactIds={','.join(only)}"] if only else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            told = next((line for line in done.stdout.splitlines() if "[ERROR]" in line), "")
+            output = next((line for line in done.stdout.splitlines() if "[ERROR]" in line), "")
             raise ConfigurationError(
-                f"Maven brings no {', '.join(coordinates)}: {told}\n"
+                f"Maven brings no {', '.join(coordinates)}: {output}\n"
                 "for another version of Spark's connector: make bench-peers CONNECTOR=4.2.0"
             )
         return found.read_text().strip()
@@ -190,7 +190,7 @@ class Kafka:
 
     def __init__(self, spark: SparkSession, servers: str, producer: Mapping[str, str]) -> None:
         self.options = {"kafka.bootstrap.servers": servers}
-        """Of each read and write."""
+        """The options of each read and write."""
         self._spark = spark
         self._producer = dict(producer)
         jvm: Any = spark.sparkContext._jvm

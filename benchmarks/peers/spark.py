@@ -177,7 +177,7 @@ def _beside_kafka(
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """What `Kafka` does, with logs."""
+    """The measurements of `Kafka`, with logs."""
 
     spark: SparkSession
     uri: str

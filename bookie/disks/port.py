@@ -125,6 +125,11 @@ class DiskFile(Protocol):
 class Disk(Protocol):
     """One directory, owned by one process."""
 
+    @property
+    def place(self) -> str:
+        """The directory, for messages."""
+        ...
+
     def space(self) -> DiskSpace:
         """Return free and total space; preallocated and recycled space counts as free."""
         ...

@@ -347,6 +347,11 @@ class RealDisk:
         self._spares = Spares(self._directory)
         self._try_out()
 
+    @property
+    def place(self) -> str:
+        """The directory, for messages."""
+        return str(self._directory)
+
     def space(self) -> DiskSpace:
         """Return free and total space; preallocated and recycled space counts as free."""
         try:

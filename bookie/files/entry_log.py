@@ -76,7 +76,7 @@ class EntryLog:
 
     @property
     def claimed_bytes(self) -> int:
-        """Bytes that accepted records still cost: these, footers, a new file, a mark."""
+        """Bytes that accepted records still cost: their own, footers, a new file, a mark."""
         return (
             self.commits.queue.pending_bytes
             + self.unsealed.owed_footer_bytes

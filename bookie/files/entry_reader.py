@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from bookie.files.damage import DamageLog
     from bookie.files.entry_log import EntryLog
     from bookie.files.index import LedgerEntries
+    from bookie.files.ledger_state import LedgerState
     from bookie.files.sealed_handles import SealedHandles
-    from bookie.ledger_state import LedgerState
     from dlcore.wire.frames import FrameRun
 
 _ENTRY_ID_MAX = 2**63 - 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dlcore.ledger.port import EntryRange
+from dlcore.wire.port import EntryRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.files.compaction_choice import FileLoad
 from bookie.files.format import file_name
-from bookie.ledger_state import note_sealed
+from bookie.files.ledger_state import note_sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from bookie.files.damage import DamageLog
     from bookie.files.entry_log import EntryLog
     from bookie.files.index import FileIndex
+    from bookie.files.ledger_state import LedgerState
     from bookie.files.sealed_handles import SealedHandles
-    from bookie.ledger_state import LedgerState
 
 logger = logging.getLogger(__name__)
 _LEDGERS_AT_A_TIME = 1000

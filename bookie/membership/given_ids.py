@@ -1,4 +1,4 @@
-"""The ledgers that a bookie begins to store: allocated ones, and none that is over.
+"""Whether a bookie begins to store a ledger: its id is allocated, and it is not over.
 
 Ids only rise, and the metadata store holds the next one (the end of the last allocated range).
 Therefore an id below the value read last is known to be allocated, without another read.  For a
@@ -6,11 +6,12 @@ higher id the bookie reads the value again, and not from a server that may be be
 ledger created just now is never refused.  If the id is still too high, it was made up, or the
 metadata store was restored from an old backup.
 
-With a deleted ledger the bookie forgets that it was fenced.  A writer that was paused all the while
-would add to it as to a new one, and get acknowledgements for entries that are lost.  Therefore the
-bookie looks into the metadata of an unknown ledger that it may have known before: of one that is
-not above all that it forgot, or that was allocated before it started, unless its disk was new then.
-Writers may add to such a ledger while it is open, recoveries and repairs while it is there.
+When a ledger is deleted, the bookie forgets that it was fenced.  A writer that was paused all the
+while would add to it as to a new one, and get acknowledgements for entries that are lost.
+Therefore the bookie looks into the metadata of an unknown ledger that it may have known before:
+unless its id is above all forgotten ones, or if it was allocated before the bookie started and the
+disk was not new then.  Writers may add to such a ledger while it is open, recoveries and repairs
+while it is there.
 
 Without an answer of the store nothing is known: the request is not refused as invalid, but fails as
 unavailable.  One look serves all requests that came before it began.  Looks have a pause between
@@ -62,7 +63,7 @@ class Ledgers(Protocol):
 class Need(enum.Enum):
     """The state that a request needs its ledger to have."""
 
-    ALLOCATED = "its id was given to somebody"
+    ALLOCATED = "its id was given to a client"
     THERE = "it has metadata"
     OPEN = "its writer may add to it"
 
@@ -84,7 +85,7 @@ class GivenIds:
         self._ledgers = ledgers
         self._next_id = 0
         self._first_new: int | None = None
-        """No ledger from this id on was known before, and forgotten; None: not known yet."""
+        """From this id on no ledger was known and forgotten; None: this is not known yet."""
         self._just_forgotten: set[int] = set()  # since the last look began
         self._waiting: list[_Asked] = []
         self._looks = BackgroundTasks()
@@ -174,7 +175,7 @@ class GivenIds:
             self._is_looking = False
 
     async def _look(self, asked: Sequence[_Asked]) -> dict[_Asked, BookieError | None]:
-        """Return why requests are refused, or None; without those that need another look."""
+        """Return why each request is refused, or None; others need a further look."""
         assert self._ledgers is not None  # else all is covered
         self._just_forgotten.clear()
         self._next_id = await self._ledgers.next_ledger_id()

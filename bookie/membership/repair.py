@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
-    from dlcore.ledger.port import BookieClient
+    from dlcore.wire.port import BookieClient
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0

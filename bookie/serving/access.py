@@ -6,22 +6,22 @@ the capability that was presented does not give it.
 Invariants:
 
 * A request is let through only if one capability, valid now, has all of its entries and rights.
-* No large payload is received of a client that may add nothing.
-* Of capabilities that do not verify nothing is kept, but the reason of the last one; after
-  `_REFUSED_MAX` of them the connection ends, so that a stranger pays with a handshake for few.
+* No large payload is received from a client that may add nothing.
+* Capabilities that do not verify leave nothing behind except the reason of the last one.  After
+  `_REFUSED_MAX` of them the connection ends: a stranger pays a handshake for a few tries.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.access.capability import EVERYTHING, LedgerRight
-from dlcore.access.holding import Kept
+from dlcore.base.access.capability import EVERYTHING, LedgerRight
+from dlcore.base.access.holding import Kept
 from dlcore.base.errors import AccessDeniedError, BookieAccessDeniedError
 from dlcore.wire.reaches import reach_of, reach_of_add, reach_of_adds
 
 if TYPE_CHECKING:
-    from dlcore.access.capability import Capability, Reach, Verifier
+    from dlcore.base.access.capability import Capability, Reach, Verifier
     from dlcore.wire.messages import Add, Request
 
 _REFUSED_MAX = 8
@@ -46,7 +46,7 @@ class Access:
             BookieAccessDeniedError: it is refused, and so were too many others.
         """
         try:
-            # Presented again, it needs no second look: it is asked for its time at each request.
+            # One presented again is not verified again; its time is checked at each request.
             capability = self._kept.get(token) or self._verifier.verify(token)
         except AccessDeniedError as error:
             self._reason = f"the last capability was refused: {error}"
@@ -71,7 +71,7 @@ class Access:
     def require_right_to_add(self) -> None:
         """Raise BookieAccessDeniedError if no capability had a right to add anything.
 
-        Asked before a large payload takes memory of which all connections share a bound.
+        It is asked before a large payload takes memory, of which all connections share one bound.
         """
         if not self._may_add:
             raise BookieAccessDeniedError(f"no right to ADD: {self._reason}")

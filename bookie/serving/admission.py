@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlcore.access.client_names import names_in
+from dlcore.base.access.client_names import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bookie.serving.access import Access
-    from dlcore.access.client_names import ClientNames
+    from dlcore.base.access.client_names import ClientNames
 
 
 class Admitted(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from dlcore.access.tls import name_in_certificate
-from dlcore.transport.sending import send
+from dlcore.base.access.tls import name_in_certificate
+from dlcore.wire.frames import send
 
 if TYPE_CHECKING:
     import asyncio

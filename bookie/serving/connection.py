@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, assert_never
 
 from bookie.serving.client_socket import ClientSocket
-from bookie.serving.reads_in_progress import ReadsInProgress
+from bookie.serving.in_progress import ReadsInProgress, WritesInFlight
 from bookie.serving.session import (
     Abort,
     Call,
@@ -31,7 +31,6 @@ from bookie.serving.session import (
     TickAt,
     WritePaused,
 )
-from bookie.serving.writes_in_flight import WritesInFlight
 from dlcore.wire.bookie_end import BookieEnd
 
 if TYPE_CHECKING:

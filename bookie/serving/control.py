@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dlcore.access.client_names import EVERY_CLIENT, ClientNames
+from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, DLError, WrongIncarnationError
 from dlcore.base.proto import bookie_pb2 as pb
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.ids import BookieId
 
     Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

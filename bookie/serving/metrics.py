@@ -105,7 +105,7 @@ def checks(storage: LedgerStorage) -> dict[str, Check]:
 
     def space() -> str | None:
         is_good = not storage.status.is_read_only
-        return None if is_good else "the disk is nearly full, the bookie is read-only"
+        return None if is_good else f"the bookie is read-only: {storage.status.shortage}"
 
     return {"disk": disk, "space": space}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from dlcore.ledger.port import FollowUpdate
 from dlcore.wire.messages import Chunk, Follow, ReadEntries, Update
+from dlcore.wire.port import FollowUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,12 +84,12 @@ class FollowStream:
         self._reads = reads
         self._ledger_id = request.ledger_id
         self._next_entry_id = request.first_entry_id
-        self._told: FollowUpdate | None = None
+        self._sent: FollowUpdate | None = None
         self._on_news = on_news
         self._end_watch = followers.watch(request.ledger_id, self._wake)
 
     def _wake(self) -> None:
-        if self._told is not None and not self._reads.may_tell_more(self._ledger_id, self._told):
+        if self._sent is not None and not self._reads.may_have_news(self._ledger_id, self._sent):
             return
         self.has_news = True
         self._on_news(self)
@@ -101,16 +101,16 @@ class FollowStream:
         update = await self._reads.follow_chunk(
             self._ledger_id,
             first_entry_id=self._next_entry_id,
-            told=self._told,
+            sent=self._sent,
             bytes_max=bytes_max,
         )
         if update is None:
             return None
-        self.has_news = self.has_news or self._reads.may_tell_more(self._ledger_id, update)
+        self.has_news = self.has_news or self._reads.may_have_news(self._ledger_id, update)
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
         frames, confirmed, fenced = update
         # Kept without the frames, so that their memory is free while the reader waits.
-        self._told = FollowUpdate((), confirmed, fenced)
+        self._sent = FollowUpdate((), confirmed, fenced)
         return Update(self.request_id, frames, confirmed, fenced)
 
     def close(self) -> None:

@@ -17,10 +17,10 @@ from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
 from bookie.serving.session import Bounds
 from bookie.serving.shared import Shared
-from dlcore.access.client_names import EVERY_CLIENT, ClientNames
+from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 from dlcore.base.config import MIB
 from dlcore.base.kept_memory import give_back_what_is_free
-from dlcore.transport.listener import Listener
+from dlcore.base.listening.listener import Listener
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:

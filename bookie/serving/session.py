@@ -128,7 +128,7 @@ class SessionState(State):
 
     GREETING = "the client has not said HELLO yet"
     OPEN = "requests are taken"
-    REFUSING = "the client is refused, and told so when its accepted writes are answered"
+    REFUSING = "the client is refused, and learns it when its accepted writes are answered"
     REFUSED = "the reason was sent; later bytes are thrown away until the client hangs up"
     CLOSED = "the connection is over"
 

@@ -87,8 +87,8 @@ class Turns:
         try:
             has_more = taker.take_some()
         except Exception as error:  # noqa: BLE001  # a defect must not stop other connections
-            told = {"message": "taking a request failed", "exception": error}
-            self._loop.call_exception_handler(told)
+            context = {"message": "taking a request failed", "exception": error}
+            self._loop.call_exception_handler(context)
             taker.abort()
         else:
             if has_more:

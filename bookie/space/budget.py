@@ -37,7 +37,8 @@ class SpaceGuard:
 
     def __init__(self, config: SpaceConfig, *, free_bytes: int, claimed_bytes: int) -> None:
         self._config = config
-        self._free_bytes = free_bytes
+        self.free_bytes = free_bytes
+        """As last observed."""
         self._is_low = free_bytes - claimed_bytes < config.read_only_below_bytes
         self.is_stalled = False
         """Whether a write found no space and waits for it, whatever the reported free space is."""
@@ -49,7 +50,7 @@ class SpaceGuard:
 
     def observe(self, free_bytes: int, *, claimed_bytes: int) -> None:
         """Note the free space; `claimed_bytes` of it wait to be written or are reserved."""
-        self._free_bytes = free_bytes
+        self.free_bytes = free_bytes
         left_bytes = free_bytes - claimed_bytes
         if left_bytes < self._config.read_only_below_bytes:
             self._is_low = True
@@ -60,7 +61,7 @@ class SpaceGuard:
         """Return how many bytes may be written until the disk is low; 0 if it is low now."""
         if self._is_low:
             return 0
-        return max(0, self._free_bytes - claimed_bytes - self._config.read_only_below_bytes)
+        return max(0, self.free_bytes - claimed_bytes - self._config.read_only_below_bytes)
 
     def allows(self, size: int, *, claimed_bytes: int, claim: Claim) -> bool:
         """Return whether `size` more bytes may be written, beside `claimed_bytes`."""
@@ -68,12 +69,12 @@ class SpaceGuard:
             return False
         is_fence = claim is Claim.FENCE
         floor = self._config.fence_floor_bytes if is_fence else self._config.minimum_bytes
-        return self._free_bytes - claimed_bytes - size >= floor
+        return self.free_bytes - claimed_bytes - size >= floor
 
     def missing_reserve(self, *, held_bytes: int, claimed_bytes: int) -> bool:
         """Return whether the held-back space is too small, and the disk has space for the rest."""
         wanted = self._config.held_bytes
-        room_bytes = self._free_bytes - claimed_bytes - wanted
+        room_bytes = self.free_bytes - claimed_bytes - wanted
         return held_bytes < wanted and room_bytes >= self._config.minimum_bytes
 
 

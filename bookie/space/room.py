@@ -66,6 +66,15 @@ class Room:
         """Whether ordinary adds are refused."""
         return self._guard.is_read_only
 
+    @property
+    def shortage(self) -> str:
+        """Where space lacks, how much there is, and how much ends this."""
+        wanted_bytes = self._config.space.writable_above_bytes
+        return (
+            f"{self._disk.place} has {self._guard.free_bytes} free bytes, and takes ordinary adds "
+            f"again from {wanted_bytes} on (space_writable_above_bytes)"
+        )
+
     def check(self, size: int, claim: Claim) -> None:
         """Refuse a write of `size` bytes (0 for a LAC or a fence) if there is no space for it.
 
@@ -93,8 +102,9 @@ class Room:
         """Note that a write waits for space, or that the log continues."""
         if is_stalled:
             logger.error(
-                "the disk is full: accepted entries wait for space; to do: free space, or add "
-                "bookies; writers wait until then"
+                "the disk of %s is full: accepted entries wait for space; to do: free space, or "
+                "add bookies; writers wait until then",
+                self._disk.place,
             )
         self._guard.is_stalled = is_stalled
 

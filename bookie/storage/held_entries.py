@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie.space.budget import Claim
-from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.errors import BadRequestError, BookieStorageError, LedgerFencedError
 from dlcore.wire.digest import frame_check
 
@@ -36,7 +36,7 @@ class HeldEntries:
     def __init__(self, core: StorageCore, check_room: CheckRoom) -> None:
         self._core = core
         self._check_room = check_room
-        self.comparisons = BackgroundTasks(told_to_callers)
+        self.comparisons = BackgroundTasks(reported_to_callers)
         """Comparisons in progress."""
         self._replacements: dict[tuple[int, int], asyncio.Future[None]] = {}
         """Replacements that are not durable yet; until then the damaged copies are found."""

@@ -10,11 +10,11 @@ from bookie.files.damage import DamageLog
 from bookie.files.entry_log import EntryLog
 from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
+from bookie.files.ledger_state import LedgerState, note_sealed
 from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles
 from bookie.files.sealed_handles import SealedHandles
 from bookie.files.unsealed import EntryLogEvents
-from bookie.ledger_state import LedgerState, note_sealed
 from bookie.membership.given_ids import GivenIds
 from bookie.storage.followers import Followers
 from bookie.storage.reads import Reads
@@ -23,7 +23,7 @@ from bookie.storage.storage_core import StorageCore
 from bookie.storage.timers import Timers
 from bookie.storage.writes import Writes
 from bookie.upkeep.rounds import Upkeep
-from dlcore.base.background import BackgroundTasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, reported_to_callers
 from dlcore.base.errors import BookieError
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class LedgerStorage:
         given_ids: GivenIds | None,
     ) -> None:
         self._settle_interval_s = config.settle_interval_s
-        self._given_ids = given_ids or GivenIds(None)
+        given_ids = given_ids or GivenIds(None)
         if opened.index.number == 1:  # no file was ever sealed, so none was dropped
-            self._given_ids.begin_new()
+            given_ids.begin_new()
         self._timers = Timers()
         damage = DamageLog(entries_max=config.damaged_entries_max)
         events = EntryLogEvents(
@@ -107,9 +107,7 @@ class LedgerStorage:
             footer_bytes_max=config.footer_bytes_max,
         )
         reader = EntryReader(log, handles, ledgers, damage)
-        files = SealedFiles(
-            disk, log, handles, ledgers, damage, on_forgotten=self._given_ids.forget
-        )
+        files = SealedFiles(disk, log, handles, ledgers, damage, on_forgotten=given_ids.forget)
         core = StorageCore(disk, log, handles, reader, files, ledgers, damage)
         _take_opened(opened, core)
         self.core = core
@@ -121,11 +119,11 @@ class LedgerStorage:
             status=self.status,
             followers=self.followers,
             timers=self._timers,
-            given_ids=self._given_ids,
+            given_ids=given_ids,
         )
         self.reads = Reads(core, status=self.status, writes=self.writes)
         self.upkeep = Upkeep(core, config, status=self.status, owner=owner, clock=clock)
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self._writer = self._tasks.start(log.commits.run(), name="bookie entry log")
         self.status.look()
         self._settle_later()
@@ -141,8 +139,8 @@ class LedgerStorage:
         self.core.log.commits.end_waiting()
         try:
             await self.status.aclose()
-            # Writes that wait for an id may be LACs, which only their timer makes durable.
-            await self._given_ids.aclose()
+            # They may be LACs, which only their timer makes durable.
+            await self.writes.end_waiting()
             self._timers.close()
             if self.status.state is not StorageState.FAILED:
                 self._settle()
@@ -150,7 +148,7 @@ class LedgerStorage:
             await self.writes.finish()
         except BookieError as error:
             logger.warning(
-                "closing after a failure: %s; to do: nothing more than for the failure told before",
+                "closing after a failure: %s; to do: nothing more, see the failure logged before",
                 error,
             )
         finally:

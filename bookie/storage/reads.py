@@ -11,17 +11,17 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from bookie.files.entry_reader import check_room
+from bookie.files.ledger_state import check_id
 from bookie.files.listed_ranges import ListedRanges
-from bookie.ledger_state import check_id
 from dlcore.base.errors import BadRequestError, NoSuchLedgerError
-from dlcore.ledger.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
 from dlcore.wire.messages import HELD_RANGES_MAX
+from dlcore.wire.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie.files.ledger_state import LedgerState
     from bookie.files.listed_ranges import RangePage
-    from bookie.ledger_state import LedgerState
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
     from bookie.storage.writes import Writes
@@ -70,15 +70,15 @@ class Reads:
         while True:
             lac = self._known_ledger(ledger_id).last_add_confirmed
             firsts, lasts, next_entry_id = self._core.reader.durable_ranges(ledger_id, lac + 1)
-            told_to = ENTRY_ID_MAX if next_entry_id is None else next_entry_id - 1
+            known_to = ENTRY_ID_MAX if next_entry_id is None else next_entry_id - 1
             ranges = list(zip(firsts, lasts, strict=True))
-            # Cut to one message; the reader asks again from `told_to` on.
+            # Cut to one message; the reader asks again from `known_to` on.
             if len(ranges) > HELD_RANGES_MAX:
-                told_to = ranges[HELD_RANGES_MAX][0] - 1
+                known_to = ranges[HELD_RANGES_MAX][0] - 1
                 del ranges[HELD_RANGES_MAX:]
             proved_to = await self._prove_absent(ledger_id, lac, ranges)
             if proved_to is not None:
-                return _told(lac, min(told_to, proved_to), ranges)
+                return _held_entries(lac, min(known_to, proved_to), ranges)
 
     async def _prove_absent(
         self, ledger_id: int, lac: int, ranges: Sequence[tuple[int, int]]
@@ -154,9 +154,9 @@ class Reads:
         return await reader.read(chunk)
 
     async def follow_chunk(
-        self, ledger_id: int, *, first_entry_id: int, told: FollowUpdate | None, bytes_max: int
+        self, ledger_id: int, *, first_entry_id: int, sent: FollowUpdate | None, bytes_max: int
     ) -> FollowUpdate | None:
-        """Return the news for a follower that has received `told`, None if there are none.
+        """Return the news for a follower that has received `sent`, None if there are none.
 
         The update is complete up to its own `last_add_confirmed`: an entry at or below it, from
         `first_entry_id` on, that is not among its frames is not held here.  A follower that is far
@@ -180,7 +180,7 @@ class Reads:
         if many is not None:
             return FollowUpdate(many, first_entry_id + len(many) - 1, fenced)
         locations, confirmed = reader.find_confirmed(ledger_id, first_entry_id, bytes_max=bytes_max)
-        known = told and (told.last_add_confirmed, told.fenced)
+        known = sent and (sent.last_add_confirmed, sent.fenced)
         if not locations and known == (confirmed, fenced):
             # After a failure no news can come: the follower must go to another bookie.
             self._core.log.commits.check()
@@ -188,12 +188,12 @@ class Reads:
         frames = await reader.read(locations)
         return FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
 
-    def may_tell_more(self, ledger_id: int, told: FollowUpdate) -> bool:
-        """Return whether a follower that has received `told` may find more, or an error."""
+    def may_have_news(self, ledger_id: int, sent: FollowUpdate) -> bool:
+        """Return whether a follower that has received `sent` may find more, or an error."""
         state = self._core.ledgers.get(ledger_id)
         if state is None or self._status.is_over:
             return True
-        return told.last_add_confirmed < state.last_add_confirmed or state.is_fence_durable
+        return sent.last_add_confirmed < state.last_add_confirmed or state.is_fence_durable
 
     def list_entries(self, ledger_id: int) -> ListedRanges:
         """Return the ranges of durable entries, looked up step by step as they are read.
@@ -224,10 +224,10 @@ class Reads:
         return state
 
 
-def _told(lac: int, told_to: int, ranges: Sequence[tuple[int, int]]) -> HeldEntries:
-    """Return the answer about entries up to `told_to`."""
-    told = [(first, min(last, told_to)) for first, last in ranges if first <= told_to]
-    return HeldEntries(lac, told_to, told)
+def _held_entries(lac: int, known_to: int, ranges: Sequence[tuple[int, int]]) -> HeldEntries:
+    """Return the answer about entries up to `known_to`."""
+    sent = [(first, min(last, known_to)) for first, last in ranges if first <= known_to]
+    return HeldEntries(lac, known_to, sent)
 
 
 def check_range(first_entry_id: int, last_entry_id: int, *, stride: int, bytes_max: int) -> range:

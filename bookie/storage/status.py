@@ -67,6 +67,7 @@ class StorageStatus:
         self.is_closed = False
         """Whether the storage is closing or closed."""
         self._state = self._current_state()
+        self._tell_shortage()
 
     @property
     def state(self) -> StorageState:
@@ -82,6 +83,11 @@ class StorageStatus:
     def is_read_only(self) -> bool:
         """Whether the disk is too full for ordinary adds."""
         return self._room.is_read_only
+
+    @property
+    def shortage(self) -> str:
+        """Where space lacks, how much there is, and how much ends this."""
+        return self._room.shortage
 
     def on_state(self, callback: Callable[[StorageState], None]) -> None:
         """Call `callback` at each change of `state`."""
@@ -173,10 +179,19 @@ class StorageStatus:
             return StorageState.FAILED
         return StorageState.READ_ONLY if self.is_read_only else StorageState.WRITABLE
 
+    def _tell_shortage(self) -> None:
+        if self._state is StorageState.READ_ONLY:
+            logger.warning(
+                "the bookie is read-only: %s; to do: free space, make the disk larger, or add "
+                "bookies",
+                self.shortage,
+            )
+
     def _update_state(self) -> None:
         state = self._current_state()
         if state is not self._state:
             logger.info("storage is %s now, it was %s", state.value, self._state.value)
             self._state = state
+            self._tell_shortage()
             for callback in self._callbacks:
                 callback(state)

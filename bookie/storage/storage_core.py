@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie.ledger_state import LedgerState
+from bookie.files.ledger_state import LedgerState
 from dlcore.base.ids import INVALID_ENTRY_ID
 
 if TYPE_CHECKING:

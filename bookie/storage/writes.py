@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bookie.ledger_state import check_id
+from bookie.files.ledger_state import check_id
 from bookie.membership.given_ids import GivenIds, Need
 from bookie.space.budget import Claim
 from bookie.space.room import run_room_bytes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from bookie.config import StorageConfig
-    from bookie.ledger_state import LedgerState
+    from bookie.files.ledger_state import LedgerState
     from bookie.storage.followers import Followers
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
@@ -220,6 +220,10 @@ class Writes:
             # this entry, which they do not get yet.
             self._followers.wake(entry.ledger_id)
         return durable
+
+    async def end_waiting(self) -> None:
+        """Refuse writes that wait to hear whether their ledger's id was given, and ask no more."""
+        await self._given_ids.aclose()
 
     def _check_log(self) -> None:
         self._status.check_open()

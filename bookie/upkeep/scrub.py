@@ -168,7 +168,7 @@ class Scrubber:
             footer = await self._core.handles.read_footer(number)
         except BookieStorageError as error:
             logger.warning(
-                "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to the "
+                "scrubbing: %s; to do: nothing, damage is logged and repaired; see to the "
                 "disk if this comes again",
                 error,
             )
@@ -200,7 +200,7 @@ class Scrubber:
         except BookieStorageError as error:
             if number in self._core.files:
                 logger.warning(
-                    "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to "
+                    "scrubbing: %s; to do: nothing, damage is logged and repaired; see to "
                     "the disk if this comes again",
                     error,
                 )
@@ -231,7 +231,7 @@ class Scrubber:
                 data = await file.read(position, size)
             except BookieStorageError as error:
                 logger.warning(
-                    "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to "
+                    "scrubbing: %s; to do: nothing, damage is logged and repaired; see to "
                     "the disk if this comes again",
                     error,
                 )
@@ -339,7 +339,7 @@ def _walk(part: _Part, view: memoryview, offset: int) -> tuple[int, int]:
                 each.take_into(part.index)
     except BookieStorageError as error:
         logger.warning(
-            "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to the "
+            "scrubbing: %s; to do: nothing, damage is logged and repaired; see to the "
             "disk if this comes again",
             error,
         )  # a record of a type that this version never writes

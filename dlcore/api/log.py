@@ -434,12 +434,12 @@ class DistributedLogManager(AsyncClosing):
 
     # Changes
 
-    @abstractmethod
     async def get_settings(self) -> LogSettings:
         """Return the settings that are stored with the log for its writers.
 
         Raises: LogNotFoundError, MetadataError.
         """
+        return await self.update_settings()
 
     @abstractmethod
     async def update_settings(self, /, **changes: object) -> LogSettings:

@@ -9,10 +9,10 @@ from dlcore.base.errors import InvalidNamespaceUriError, UnsupportedError
 from dlcore.base.extras import missing_packages_explained
 
 if TYPE_CHECKING:
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.api.namespace import Namespace
     from dlcore.backends.flight.bearer import Token
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.base.config import LedgerClientConfig, LogConfig
 
 
@@ -107,7 +107,7 @@ async def open_namespace(
         raise UnsupportedError(f"{uri}: patience_s={patience_s!r} is for proxies, at grpc://…")
     if token is not None:
         raise UnsupportedError(f"{uri}: a token is for proxies, at grpc://…")
-    from dlcore.access.zookeeper import EVERYBODY
+    from dlcore.base.access.zookeeper import EVERYBODY
 
     with missing_packages_explained():
         from dlcore.backends.direct import namespace as direct  # loads kazoo

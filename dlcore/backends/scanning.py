@@ -13,11 +13,11 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlcore.access.holding import CarriedPurse
-from dlcore.access.zookeeper import EVERYBODY
 from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
 from dlcore.backends.direct.scanning import scan_part
 from dlcore.backends.opening import is_endpoint
+from dlcore.base.access.holding import CarriedPurse
+from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import (
@@ -28,11 +28,11 @@ from dlcore.log.cold.reading import ColdLedgers
 from dlcore.log.reading.scan_driver import by_entry
 
 if TYPE_CHECKING:
-    from dlcore.access.encryption_keys import EncryptionKeys
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.backends.flight.bearer import Token
     from dlcore.backends.flight.namespace import FlightNamespace
+    from dlcore.base.access.encryption_keys import EncryptionKeys
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.base.ids import BookieId
     from dlcore.log.context import LogContext
     from dlcore.log.reading.scan import ScanBatch, ScanRange
@@ -83,8 +83,8 @@ class ScanClients:
     def _client_of(
         self, cluster_id: str, addresses: Mapping[BookieId, str], purse: CarriedPurse | None
     ) -> LedgerClient:
-        from dlcore.access.tls_in_use import TlsInUse
-        from dlcore.transport.client import WireBookieClient
+        from dlcore.base.access.tls_in_use import TlsInUse
+        from dlcore.wire.client import WireBookieClient
 
         self._addresses.update(addresses)
         key = (cluster_id, purse is None)
@@ -151,7 +151,7 @@ class ScanClients:
             return None
         async with self._opening:
             if self._keys is None:
-                from dlcore.access.encryption_keys import EncryptionKeys
+                from dlcore.base.access.encryption_keys import EncryptionKeys
 
                 self._keys = await EncryptionKeys.open(self._keys_at)
                 self._closers.append(self._keys.aclose)

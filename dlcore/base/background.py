@@ -1,4 +1,4 @@
-"""The only place that starts tasks outside of an `asyncio.TaskGroup`: each has somebody to end it.
+"""The only place that starts tasks outside of an `asyncio.TaskGroup`: an owner ends each of them.
 
 A task of its own may fail unseen, or go on when all that it uses is closed.  Therefore
 its error is always retrieved, and reported or left to callers: `BackgroundTasks` are those of an
@@ -193,16 +193,16 @@ async def side_tasks() -> AsyncGenerator[BackgroundTasks, None]:
 
     An error of a task does not end the block: it is raised where the block awaits the task.
     """
-    tasks = BackgroundTasks(told_to_callers)
+    tasks = BackgroundTasks(reported_to_callers)
     try:
         yield tasks
     finally:
         await end_tasks(*tasks)
 
 
-def told_to_callers(error: BaseException) -> None:
+def reported_to_callers(error: BaseException) -> None:
     """Leave `error` to the callers that await the task: for tasks that compute an answer."""
-    logger.debug("told to callers: %r", error)
+    logger.debug("reported to callers: %r", error)
 
 
 def refuse(future: asyncio.Future[Any], error: BaseException) -> None:

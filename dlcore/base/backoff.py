@@ -9,7 +9,7 @@ import math
 
 _EARLY_S = 0.001
 """Timers of an event loop may fire this much too early."""
-TOLD_AFTER_S = 5.0
+REPORTED_AFTER_S = 5.0
 """A wait is reported after this time."""
 
 
@@ -52,7 +52,7 @@ class Wait:
 
     def __init__(self, begun_s: float) -> None:
         self.begun_s = begun_s
-        self.due_s = begun_s + TOLD_AFTER_S
+        self.due_s = begun_s + REPORTED_AFTER_S
         """Time of the report; never again after that."""
 
     def is_due(self, now: float) -> bool:

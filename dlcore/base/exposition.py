@@ -25,7 +25,7 @@ class SampleCollector:
 
     def __init__(self, metrics: Sequence[Metric], *sources: Source) -> None:
         with missing_packages_explained():
-            import prometheus_client.core  # noqa: F401  # told now, and not at the first scrape
+            import prometheus_client.core  # noqa: F401  # fails now, and not at the first scrape
         self._metrics = metrics
         self._sources = sources
 

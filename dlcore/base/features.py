@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Told(enum.Enum):
+class Announced(enum.Enum):
     """How others learn that a process has a feature."""
 
     HANDSHAKE = "a bit in HELLO and WELCOME"
@@ -42,14 +42,14 @@ class Feature:
         name: its name in registrations and for operators.
         since: the first release that has it.
         gates: the message or the format that earlier releases do not understand.
-        told: how others learn of it.
+        announced: how others learn of it.
         bit: its bit in the handshake; 0 if registrations announce it.
     """
 
     name: str
     since: str
     gates: str
-    told: Told
+    announced: Announced
     bit: int = 0
 
 
@@ -63,43 +63,47 @@ FEATURES: tuple[Feature, ...] = (
         name="read-held",
         since="0.2.0",
         gates="the message READ_HELD and its answer",
-        told=Told.HANDSHAKE,
+        announced=Announced.HANDSHAKE,
         bit=1,
     ),
     Feature(
-        name="authorize", since="0.2.0", gates="the message AUTHORIZE", told=Told.HANDSHAKE, bit=2
+        name="authorize",
+        since="0.2.0",
+        gates="the message AUTHORIZE",
+        announced=Announced.HANDSHAKE,
+        bit=2,
     ),
     Feature(
         name=COLD_SEGMENTS,
         since="0.2.0",
         gates="the setting `tier`, which leads to extents whose entries no bookie has",
-        told=Told.REGISTRATION,
+        announced=Announced.REGISTRATION,
     ),
     Feature(
         name=TIER_SETTINGS,
         since="0.3.0",
         gates="the settings `table` and `tier=none`: a worker without `table` deletes objects "
         "that a table names",
-        told=Told.REGISTRATION,
+        announced=Announced.REGISTRATION,
     ),
     Feature(
         name=FORKS,
         since="0.3.0",
         gates="logs that begin with segments of another one, and may end in an object",
-        told=Told.REGISTRATION,
+        announced=Announced.REGISTRATION,
     ),
     Feature(
         name=REDACTION,
         since="0.3.0",
         gates="requests to bookies to erase, which an earlier one never answers",
-        told=Told.REGISTRATION,
+        announced=Announced.REGISTRATION,
     ),
     Feature(
         name=PARTIAL_REMOVAL,
         since="0.3.0",
         gates="segments without their first extents, of which an earlier release misplaces the "
         "others",
-        told=Told.REGISTRATION,
+        announced=Announced.REGISTRATION,
     ),
 )
 """All features; a new one comes last.  A name or bit that was released is never used again."""
@@ -120,8 +124,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(set(wanted) - set(self.features)))
 
 
-UNTOLD = Release()
-"""The release of a member that told none."""
+UNKNOWN_RELEASE = Release()
+"""The release of a member that announced none."""
 
 
 def handshake_bit(name: str) -> int:
@@ -131,7 +135,7 @@ def handshake_bit(name: str) -> int:
 
 def own_release() -> Release:
     """Return the release of this process."""
-    names = (each.name for each in FEATURES if each.told is Told.REGISTRATION)
+    names = (each.name for each in FEATURES if each.announced is Announced.REGISTRATION)
     return Release(version=_version(), features=tuple(sorted(names)))
 
 

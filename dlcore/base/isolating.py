@@ -57,13 +57,17 @@ class Troubles:
         except _OF_ALL:
             raise
         except DLError as error:
-            logger.warning(
-                "%s: %s: %s; to do: nothing now, the rest goes on; see to the reason if it comes "
-                "again",
-                what,
-                type(error).__name__,
-                error,
-            )
+            kind = type(error).__name__
+            if "to do: " in str(error).lower():
+                logger.warning("%s: %s: %s; to do: as the error says", what, kind, error)
+            else:
+                logger.warning(
+                    "%s: %s: %s; to do: nothing now, the rest goes on; see to the reason if it "
+                    "comes again",
+                    what,
+                    kind,
+                    error,
+                )
             self.note(what, error)
         except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(what, error)

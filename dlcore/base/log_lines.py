@@ -71,7 +71,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the object of a message."""
         time = datetime.fromtimestamp(record.created, UTC)
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "time": time.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -81,8 +81,8 @@ class JsonLines(logging.Formatter):
             "pid": os.getpid(),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 def escaped(text: str) -> str:

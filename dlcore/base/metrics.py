@@ -1,6 +1,6 @@
 """Metrics: what each is called and means, and the samples that a scrape gets.
 
-Nothing is computed until somebody asks: the code that works counts in plain attributes, and
+Nothing is computed until a caller asks: the code that works counts in plain attributes, and
 durations in fixed buckets (`Durations`); a source makes samples of them when it is scraped.
 `dlcore.base.exposition` turns samples into Prometheus' format.
 """

@@ -29,7 +29,7 @@ _SHOWN_MAX = 200
 @dataclass(slots=True)
 class _Period:
     begun_s: float
-    told: int = 0
+    written: int = 0
     left_out: int = 0
 
 
@@ -41,11 +41,11 @@ class Seldom:
         self._period_s = period_s
         self._periods: dict[Hashable, _Period] = {}
 
-    def is_told(self, kind: Hashable, *, now_s: float) -> bool:
+    def is_written(self, kind: Hashable, *, now_s: float) -> bool:
         """Return whether to write one more line of a kind; call `left_out` before."""
         period = self._periods.setdefault(kind, _Period(now_s))
-        if period.told < self._count_max:
-            period.told += 1
+        if period.written < self._count_max:
+            period.written += 1
             return True
         period.left_out += 1
         return False
@@ -77,7 +77,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
         self._warnings = Seldom(_WARNINGS_MAX)
         self._notes = Seldom(_NOTES_MAX)
         self._like: dict[Hashable, str] = {}
-        self._telling: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, unless there were too many of its kind."""
@@ -88,18 +88,18 @@ class SeldomHandler(logging.StreamHandler[Any]):
             return
         kind = (record.name, record.levelno, record.pathname, record.lineno)
         seldom = self._warnings if record.levelno >= logging.WARNING else self._notes
-        if seldom.is_told(kind, now_s=now_s):
+        if seldom.is_written(kind, now_s=now_s):
             super().emit(record)
             return
         self._like[kind] = str(record.msg)[:_SHOWN_MAX]
-        if self._telling is None:
-            self._telling = threading.Timer(PERIOD_S, self._tell_later)
-            self._telling.daemon = True
-            self._telling.start()
+        if self._timer is None:
+            self._timer = threading.Timer(PERIOD_S, self._tell_later)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _tell_later(self) -> None:
         with self.lock or threading.RLock():
-            self._telling = None
+            self._timer = None
             self._tell_left_out(self._clock())
 
     def _tell_left_out(self, now_s: float) -> None:
@@ -112,7 +112,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
 
     def close(self) -> None:
         """Write the numbers of omitted lines, and nothing after that."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._tell_left_out(float("inf"))
         super().close()

@@ -1,7 +1,7 @@
 """A file in the memory of a server, in which it tells its settings, and its stacks at a signal.
 
 `dlog debug bundle` finds the servers of a machine by these files: /proc shows them to the user of
-the process and to root, and to nobody else.  Nothing is on a disk, and nothing is left at the end.
+the process and to root, and to no one else.  Nothing is on a disk, and nothing is left at the end.
 
 The first line is an object with the settings in use.  They name files of keys and tokens, and hold
 none.  At SIGUSR2 the stacks of all threads are written below it, by the handler of the signal
@@ -36,6 +36,6 @@ def report_oneself(process: Process, settings: Mapping[str, object]) -> None:
     name = escaped(f"{NAME_PREFIX}{process.role} {process.name}").encode()
     file = os.memfd_create(name[:_NAME_BYTES_MAX].decode(errors="ignore"))
     os.fchmod(file, 0o600)
-    told = {"role": process.role, "name": process.name, "settings": settings}
-    os.write(file, json.dumps(told, default=str).encode() + b"\n")
+    report = {"role": process.role, "name": process.name, "settings": settings}
+    os.write(file, json.dumps(report, default=str).encode() + b"\n")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from dlcore.access.rights import Right
 from dlcore.base import errors
+from dlcore.base.access.rights import Right
 from dlcore.flight import answers, planning, requests
 from dlcore.flight.appends import AppendRequest
 from dlcore.flight.needs import NOTHING, Need, Needs, on_log, on_logs, on_namespace
@@ -365,10 +365,13 @@ SNAPSHOTS = Action(
 )
 SCHEMAS = Action(
     name="schemas",
-    request=planning.LogsRequest,
+    request=planning.SchemasRequest,
     answer=answers.LogSchemas,
     needs=on_logs(Right.DESCRIBE),
-    text="Return the columns of logs, and which are sealed, for planners of this release.",
+    text=(
+        "Return the columns of logs, for planners of this release; with `for_write` also which are "
+        "sealed."
+    ),
     errors=(errors.InvalidLogNameError,),
     answer_s=LONG_ANSWER_S,
 )

@@ -72,7 +72,8 @@ class LogPositions(msgspec.Struct, frozen=True):
 class LogSchemas(msgspec.Struct, frozen=True):
     """The schema of each existing log as an Arrow message; null for a log of bytes.
 
-    `sealed` names those that take no more records; proxies before 0.3.0 do not tell.
+    `sealed` names those that take no more records, if the caller writes; proxies before 0.3.0 do
+    not tell.
     """
 
     schemas: dict[str, bytes | None]

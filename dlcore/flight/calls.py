@@ -20,7 +20,7 @@ from dlcore.base.proto import flight_pb2 as pb
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.access.tls_in_use import TlsInUse
 
     Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

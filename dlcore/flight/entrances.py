@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore.access.entrances import Entrance
-from dlcore.access.rights import Right
+from dlcore.base.access.entrances import Entrance
+from dlcore.base.access.rights import Right
 from dlcore.flight.actions import ACTIONS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlcore.access.principals import ANONYMOUS, Caller, Principal
+from dlcore.base.access.principals import ANONYMOUS, Caller, Principal
 from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -58,17 +58,17 @@ def wish_of(metadata: Iterable[tuple[str, str | bytes]]) -> Wish:
     Raises:
         ConfigurationError: the metadata is invalid.
     """
-    told = {key: _text(value) for key, value in metadata}
-    wanted = told.get(FORWARD_KEY, "false")
+    headers = {key: _text(value) for key, value in metadata}
+    wanted = headers.get(FORWARD_KEY, "false")
     forward = _WISHES.get(wanted.lower())
     if forward is None:
         raise ConfigurationError(f"metadata {FORWARD_KEY}={wanted!r}: expected true or false")
-    location = told.get(BY_KEY)
+    location = headers.get(BY_KEY)
     if location is None:
         return Wish(forward)
-    principal = Principal.parse(told.get(FOR_KEY, str(ANONYMOUS)))
-    caller = Caller(principal, told.get(FROM_KEY, location))
-    return Wish(forwarder=Forwarder(location, told.get(SECRET_KEY, ""), caller))
+    principal = Principal.parse(headers.get(FOR_KEY, str(ANONYMOUS)))
+    caller = Caller(principal, headers.get(FROM_KEY, location))
+    return Wish(forwarder=Forwarder(location, headers.get(SECRET_KEY, ""), caller))
 
 
 def _text(value: str | bytes) -> str:

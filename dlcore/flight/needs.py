@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.access.principals import Caller
-    from dlcore.access.rights import Right
+    from dlcore.base.access.principals import Caller
+    from dlcore.base.access.rights import Right
 
 
 class Need(NamedTuple):

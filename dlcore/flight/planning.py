@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 _POSITIONS_MAX = 1000
 
 
-class LogsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Logs by name."""
+class SchemasRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Logs by name, and whether the caller writes to them and so asks which are sealed.
+
+    Proxies before 0.3.0 know no `for_write`, and refuse it.
+    """
 
     logs: list[str]
+    for_write: bool = False
 
 
 class KnownLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

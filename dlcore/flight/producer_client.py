@@ -409,8 +409,8 @@ class Outbox(Batcher[_Ticket]):
         self._end_run()
         for part in [batch] if whole else _cut(batch):
             self._add(Message(self._next_sequence, part, part.nbytes, []))
-            self._pending_bytes += part.nbytes
-            self._pending_records += part.num_rows
+            self._pending.size_bytes += part.nbytes
+            self._pending.records += part.num_rows
         if ticket is not None:
             self.add_barrier(ticket)
 
@@ -517,17 +517,17 @@ class Outbox(Batcher[_Ticket]):
         return self._take(last, {})
 
     def _take(self, last: int, ends: dict[int, End]) -> list[tuple[_Ticket, DLSN | None]]:
-        told: list[tuple[_Ticket, DLSN | None]] = []
+        taken: list[tuple[_Ticket, DLSN | None]] = []
         while self._messages and self._messages[0].last <= last:
             message = self._messages.popleft()
-            self._pending_bytes -= message.memory_bytes
-            self._pending_records -= message.batch.num_rows
+            self._pending.size_bytes -= message.memory_bytes
+            self._pending.records -= message.batch.num_rows
             self._doubted = max(self._doubted - 1, 0)
             if self._sent:
                 self._sent -= 1
                 self.sent_bytes -= message.size_bytes
-            told += _positions(message, ends.get(message.last))
-        return told
+            taken += _positions(message, ends.get(message.last))
+        return taken
 
     def drain(self) -> list[_Ticket]:
         """Remove all records; return all tickets."""
@@ -535,7 +535,7 @@ class Outbox(Batcher[_Ticket]):
         tickets = [ticket for message in self._messages for _, ticket in message.tickets]
         self._messages.clear()
         self._sent = self._doubted = self.sent_bytes = 0
-        self._pending_bytes = self._pending_records = 0
+        self._pending.size_bytes = self._pending.records = 0
         return tickets
 
     def validate(self) -> None:
@@ -563,13 +563,13 @@ def _positions(message: Message[_Ticket], end: End | None) -> list[tuple[_Ticket
     # The proxy reports one position.  Others follow from it only within the same entry, where
     # slots are consecutive.
     last, count = DLSN.parse(end.dlsn), message.batch.num_rows
-    told: list[tuple[_Ticket, DLSN | None]] = []
+    found: list[tuple[_Ticket, DLSN | None]] = []
     for row, ticket in message.tickets:
         back = count - 1 - row
         is_known = back < end.together
         at = DLSN(last.lssn, last.entry_id, last.slot_id - back) if is_known else None
-        told.append((ticket, at))
-    return told
+        found.append((ticket, at))
+    return found
 
 
 def _cut(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -627,10 +627,10 @@ class Identity:
 
     def forgotten(self, log: str, outbox: Outbox[Any]) -> ProducerFencedError:
         """Return the error of a producer that the log has forgotten."""
-        told = f"log {log!r} does not know producer {self.name!r} any more"
+        text = f"log {log!r} does not know producer {self.name!r} any more"
         if outbox.is_in_doubt:
-            told += f", and may hold some of {counted(len(outbox))} that it sent, or not"
-        return ProducerFencedError(told)
+            text += f", and may hold some of {counted(len(outbox))} that it sent, or not"
+        return ProducerFencedError(text)
 
 
 class PutStream:
@@ -695,7 +695,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         self.error: DLError | None = None
         self.is_closing = False
         """Whether no more records are accepted, because of `Close` or `Abort`."""
-        self.was_told = False
+        self.is_error_reported = False
         """Whether a caller got the error."""
         self.last_dlsn: DLSN | None = None
         """The highest known position of a durable record."""
@@ -774,14 +774,14 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
                 assert_never(event)
 
     def require_open(self) -> None:
-        """Raise if no record can follow; a failure then counts as told.
+        """Raise if no record can follow; a failure then counts as reported.
 
         Raises: AlreadyClosedError, WriteError.
         """
         if self.is_closing:
             raise AlreadyClosedError(f"the writer of log {self._log!r} is closed")
         if self.error is not None:
-            self.was_told = True
+            self.is_error_reported = True
             raise WriteError(
                 f"the writer of log {self._log!r} failed and takes no more records: "
                 f"{type(self.error).__name__}: {self.error}"
@@ -878,8 +878,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             return [Call.OPENED, *self._stream_ended(StreamEnded(error, again=False))]
         effects: list[Effect[_Ticket]] = [Call.OPENED]
         # A single message is sent again in any case, because only its reply has its position.
-        if not self.identity.is_single and (told := self.outbox.durable_before(ready.sequence)):
-            effects.append(self._progress(told))
+        if not self.identity.is_single and (durable := self.outbox.durable_before(ready.sequence)):
+            effects.append(self._progress(durable))
         self._become(_SENDING)
         self._stream.ready = ready
         self._stream.first = self.outbox.first
@@ -892,10 +892,10 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         first = self._stream.first
         by_sequence = [(first + end.records - 1, end) for end in ends]
         try:
-            told = self.outbox.acknowledged(first + acked - 1, by_sequence)
+            durable = self.outbox.acknowledged(first + acked - 1, by_sequence)
         except DLError as error:
             return self._fail(error)
-        progress = self._progress(told)
+        progress = self._progress(durable)
         if self.identity.is_single and self._is_done:
             return [progress, *self._close()]
         return [progress, *self._go_on(now)]

@@ -272,12 +272,12 @@ class StreamAcks:
         self._pending_records = 0
         self._pending_bytes = 0
         self._durable: Ack | None = None
-        self._told = 0
+        self._sent = 0
         self._throttled_s = 0.0  # since the last acknowledgement
 
     def __repr__(self) -> str:
         durable = 0 if self._durable is None else self._durable.records
-        return f"<StreamAcks durable={durable} pending={self._pending_records} told={self._told}>"
+        return f"<StreamAcks durable={durable} pending={self._pending_records} sent={self._sent}>"
 
     @property
     def has_room(self) -> bool:
@@ -290,7 +290,7 @@ class StreamAcks:
     @property
     def is_settled(self) -> bool:
         """Whether all accepted records are durable and acknowledged."""
-        return not self._pending and (self._durable is None or self._durable.records == self._told)
+        return not self._pending and (self._durable is None or self._durable.records == self._sent)
 
     def accepted(self, records: int, size_bytes: int, *, fresh: int | None = None) -> None:
         """Note a batch that was handed to the writer; only its last `fresh` records are new."""
@@ -319,9 +319,9 @@ class StreamAcks:
     def next_ack(self) -> Ack | None:
         """Return the acknowledgement to send now; None if the client knows all durable records."""
         ack = self._durable
-        if ack is None or ack.records == self._told:
+        if ack is None or ack.records == self._sent:
             return None
-        self._told = ack.records
+        self._sent = ack.records
         throttled_s, self._throttled_s = self._throttled_s, 0.0
         if self._ends is None:
             return Ack(ack.records, ack.dlsn, (), throttled_s)
@@ -331,7 +331,7 @@ class StreamAcks:
     def validate(self) -> None:
         """Assert the invariants."""
         durable = 0 if self._durable is None else self._durable.records
-        assert 0 <= self._told <= durable
+        assert 0 <= self._sent <= durable
         assert self._pending_records == sum(records for records, _, _ in self._pending)
         assert self._pending_bytes == sum(size_bytes for _, _, size_bytes in self._pending)
 
@@ -358,23 +358,23 @@ class _Numbering:
         """Go on behind the producer's durable record `last` (-1: none)."""
         self._claim, self._next = claim, last + 1
 
-    def mark_of(self, told: int | None, count: int) -> Mark | None:
+    def mark_of(self, given: int | None, count: int) -> Mark | None:
         """Return the claim and first sequence of a batch; they continue those of the last batch.
 
-        `told` is the first sequence by the client's word, if it gives one.
+        `given` is the first sequence by the client's word, if it gives one.
 
         Raises:
             SequenceGapError: it does not follow.
         """
         if self._claim is None:
             return None
-        if told is not None and told != self._next and self._has_begun:
+        if given is not None and given != self._next and self._has_begun:
             raise SequenceGapError(
-                f"producer {self._claim.name!r}: sequence {told} does not follow in this stream, "
+                f"producer {self._claim.name!r}: sequence {given} does not follow in this stream, "
                 f"expected {self._next}",
                 expected=self._next,
             )
-        mark = Mark(self._claim, self._next if told is None else told)
+        mark = Mark(self._claim, self._next if given is None else given)
         self._next = mark.first + count
         self._has_begun = True
         return mark

@@ -92,7 +92,7 @@ class PutMessage:
     Arrow buffer.
     """
 
-    told: pb.FlightData
+    data: pb.FlightData
     body: memoryview
 
     @classmethod
@@ -106,8 +106,8 @@ class PutMessage:
             start, body_at = _find_last_body(data)
             if start < body_at:
                 return cls(parsed(pb.FlightData, data[:start]), memoryview(data)[body_at:])
-        told = parsed(pb.FlightData, data)
-        return cls(told, memoryview(told.data_body))
+        whole = parsed(pb.FlightData, data)
+        return cls(whole, memoryview(whole.data_body))
 
 
 def _find_last_body(data: bytes) -> tuple[int, int]:
@@ -148,7 +148,7 @@ def sequence_of(message: PutMessage) -> int | None:
     Raises:
         ConfigurationError: the metadata is invalid.
     """
-    beside = message.told.app_metadata
+    beside = message.data.app_metadata
     if not beside:
         return None
     try:
@@ -166,12 +166,12 @@ def log_of(message: PutMessage) -> str:
         ConfigurationError: the metadata has no log; InvalidLogNameError.
     """
     try:
-        told = msgspec.json.decode(message.told.app_metadata, type=Staged)
+        staged = msgspec.json.decode(message.data.app_metadata, type=Staged)
     except MALFORMED as error:
         raise ConfigurationError(
             f'app_metadata of a staged batch: {error}; expected JSON like {{"log": "clicks"}}'
         ) from error
-    return validate_log_name(told.log)
+    return validate_log_name(staged.log)
 
 
 def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
@@ -184,10 +184,10 @@ def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
         return PutTarget(validate_log_name("/".join(descriptor.path)))
     if descriptor.type == pb.FlightDescriptor.CMD:
         try:
-            told = msgspec.json.decode(descriptor.cmd)
-            if isinstance(told, dict) and "staging" in told:
-                return msgspec.convert(told, StagingTarget)
-            target = msgspec.convert(told, PutTarget)
+            command = msgspec.json.decode(descriptor.cmd)
+            if isinstance(command, dict) and "staging" in command:
+                return msgspec.convert(command, StagingTarget)
+            target = msgspec.convert(command, PutTarget)
         except MALFORMED as error:
             raise ConfigurationError(
                 f'the descriptor\'s command: {error}; expected JSON like {{"log": "clicks"}}'
@@ -224,7 +224,7 @@ class PutDecoder:
     """
 
     def __init__(self, first: PutMessage) -> None:
-        header = first.told.data_header
+        header = first.data.data_header
         arrow = _encapsulated(header, first.body, "schema")
         _check_whole(arrow, first.body, "schema")
         try:
@@ -244,7 +244,7 @@ class PutDecoder:
         Raises:
             ConfigurationError: the batch is invalid.
         """
-        header, body = message.told.data_header, message.body
+        header, body = message.data.data_header, message.body
         arrow = _encapsulated(header, body, "record batch")
         if self._seen != (header, len(body)):
             _check_whole(arrow, body, "record batch")

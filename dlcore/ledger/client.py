@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from dlcore.base.metrics import Durations
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore
-    from dlcore.ledger.port import BookieClient, ColdEntries
+    from dlcore.ledger.port import ColdEntries
     from dlcore.metadata.port import Op
+    from dlcore.wire.port import BookieClient
 
 logger = logging.getLogger(__name__)
 

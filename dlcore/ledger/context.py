@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dlcore.base.config import LedgerClientConfig
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.placer import Placer
-    from dlcore.ledger.port import BookieClient
     from dlcore.ledger.writing.in_flight import InFlight
+    from dlcore.wire.port import BookieClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dlcore.base.statistics import ReadCounts
 if TYPE_CHECKING:
     import random
 
-    from dlcore.access.encryption_keys import EncryptionKeys
+    from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.base.clock import Clock
     from dlcore.base.config import LogConfig
     from dlcore.ledger.client import LedgerClient

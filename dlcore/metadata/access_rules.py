@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.access.rights import Rule, Rules, changed
+from dlcore.base.access.rights import Rule, Rules, changed
 from dlcore.metadata.changing import change_node
 from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.stored import LAYOUT, decode, encode

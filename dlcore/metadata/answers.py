@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
-from dlcore.access.tls_refusals import closed_unheard, explained
+from dlcore.base.access.tls_refusals import closed_unheard, explained
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import MetadataConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.metrics import Durations
 
 logger = logging.getLogger(__name__)

@@ -103,7 +103,7 @@ async def finalize_features(
     The caller has made sure that no member lacks one.
 
     Raises:
-        MetadataVersionError: somebody else changed the binding meanwhile.
+        MetadataVersionError: another client changed the binding meanwhile.
         MetadataError: the store failed; without an answer they are finalized, or are not.
     """
     binding, version = await _read(store, paths, fresh=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from dlcore.access.capability import (
+from dlcore.base.access.capability import (
     EVERYTHING,
     KEY_BYTES,
     LIFETIME_S_MAX,
@@ -19,7 +19,7 @@ from dlcore.access.capability import (
     Signer,
     new_private_key,
 )
-from dlcore.access.holding import OwnPurse
+from dlcore.base.access.holding import OwnPurse
 from dlcore.base.errors import (
     ConfigurationError,
     MetadataVersionError,
@@ -31,7 +31,7 @@ from dlcore.metadata.stored import LAYOUT, Count, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.access.holding import Purse
+    from dlcore.base.access.holding import Purse
     from dlcore.base.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned

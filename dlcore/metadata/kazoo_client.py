@@ -11,7 +11,7 @@ from kazoo.security import make_digest_acl
 from dlcore.metadata.answers import ConnectionHandler
 
 if TYPE_CHECKING:
-    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.metadata.kazoo_log import KazooLog
 
 _RECONNECT_DELAY_MAX_S = 1.0
@@ -32,7 +32,7 @@ def client_of(
     """
     tls = None
     if access.tls is not None:
-        from dlcore.access.tls_in_use import TlsInUse  # not needed without TLS
+        from dlcore.base.access.tls_in_use import TlsInUse  # not needed without TLS
 
         tls = TlsInUse(access.tls)
     handler, credentials = ConnectionHandler(tls), access.credentials()

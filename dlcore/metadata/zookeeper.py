@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kazoo_errors
 
-from dlcore.access.zookeeper import EVERYBODY
+from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import (
     ConfigurationError,
@@ -39,7 +39,7 @@ from dlcore.metadata.zookeeper_session import ZooKeeperSession
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
 
 logger = logging.getLogger(__name__)
 

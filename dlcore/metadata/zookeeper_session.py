@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException
 from kazoo.protocol.states import KazooState, KeeperState
 
-from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -34,7 +34,7 @@ from dlcore.metadata.watches import Watches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ZooKeeperSession:
         self.states = SessionStates(SessionState.SUSPENDED, self.figures)
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._closings = BackgroundTasks(told_to_callers)
+        self._closings = BackgroundTasks(reported_to_callers)
         self._revivals = BackgroundTasks()
         self._is_stopping = False  # by `aclose`, or at exit in another thread
         self._is_connected = asyncio.Event()

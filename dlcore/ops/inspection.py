@@ -443,7 +443,7 @@ async def _exists(context: LogContext, ledger_id: int) -> bool:
 
 
 async def seconds_behind(manager: DistributedLogManager, position: DLSN, *, now_ms: int) -> float:
-    """Return how long ago the next record was written that a reader at a position reads.
+    """Return the age of the next record of a reader at a position.
 
     It is 0 at the end of the log.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.ports import NamespacePorts
 
 _LOCKS_AT_ONCE = 1_000
-_Told = TypeVar("_Told", BookieRegistration, LiveProxy, RecoveryMember, LockHolder)
+_Value = TypeVar("_Value", BookieRegistration, LiveProxy, RecoveryMember, LockHolder)
 
 
 async def look(ports: NamespacePorts) -> UpgradeReport:
@@ -70,19 +70,19 @@ class _Members:
     async def _bookies(self) -> list[Member]:
         above = (self._paths.bookies_available, self._paths.bookies_readonly)
         return [
-            _member(Role.BOOKIE, name, told)
+            _member(Role.BOOKIE, name, value)
             for parent in above
-            for name, told in (await self._below(parent, BookieRegistration)).items()
+            for name, value in (await self._below(parent, BookieRegistration)).items()
         ]
 
     async def _proxies(self) -> list[Member]:
         found = await self._below(self._paths.proxies, LiveProxy)
-        return [_member(Role.PROXY, name, told) for name, told in found.items()]
+        return [_member(Role.PROXY, name, value) for name, value in found.items()]
 
     async def _recoveries(self) -> list[Member]:
         found = await self._below(self._paths.recovery_members, RecoveryMember)
-        names = {name: getattr(told, "owner", name) for name, told in found.items()}
-        return [_member(Role.AUTORECOVERY, names[name], told) for name, told in found.items()]
+        names = {name: getattr(value, "owner", name) for name, value in found.items()}
+        return [_member(Role.AUTORECOVERY, names[name], value) for name, value in found.items()]
 
     async def _clients(self) -> list[Member]:
         heads = [f"{self._paths.heads}/{bucket}" for bucket in BUCKETS]
@@ -93,9 +93,9 @@ class _Members:
             part = locks[start : start + _LOCKS_AT_ONCE]
             holders = zip(part, await self._values(part, LockHolder), strict=True)
             members += [
-                _member(Role.CLIENT, getattr(told, "owner", path), told)
-                for path, told in holders
-                if told is not None
+                _member(Role.CLIENT, getattr(value, "owner", path), value)
+                for path, value in holders
+                if value is not None
             ]
         return members + await self._staging()
 
@@ -110,16 +110,16 @@ class _Members:
         ]
 
     async def _below(
-        self, parent: str, kind: type[_Told]
-    ) -> dict[str, _Told | CorruptMetadataError]:
+        self, parent: str, kind: type[_Value]
+    ) -> dict[str, _Value | CorruptMetadataError]:
         names = await self._store.get_children(parent) or ()
         values = await self._values([f"{parent}/{name}" for name in names], kind)
         pairs = zip(names, values, strict=True)
-        return {unescape(name): told for name, told in pairs if told is not None}
+        return {unescape(name): value for name, value in pairs if value is not None}
 
     async def _values(
-        self, paths: Sequence[str], kind: type[_Told]
-    ) -> list[_Told | CorruptMetadataError | None]:
+        self, paths: Sequence[str], kind: type[_Value]
+    ) -> list[_Value | CorruptMetadataError | None]:
         nodes = zip(paths, await self._store.get_many(paths), strict=True)
         return [
             None if node is None else _decoded(kind, node.value, source=path)
@@ -127,22 +127,22 @@ class _Members:
         ]
 
 
-def _decoded(kind: type[_Told], value: bytes, *, source: str) -> _Told | CorruptMetadataError:
+def _decoded(kind: type[_Value], value: bytes, *, source: str) -> _Value | CorruptMetadataError:
     try:
         return decode(kind, value, source=source)
     except CorruptMetadataError as error:
         return error
 
 
-def _member(role: Role, name: str, told: Any) -> Member:
-    if isinstance(told, CorruptMetadataError):
-        return Member(role, name, problem=str(told))
-    return Member(role, name, told.release)
+def _member(role: Role, name: str, value: Any) -> Member:
+    if isinstance(value, CorruptMetadataError):
+        return Member(role, name, problem=str(value))
+    return Member(role, name, value.release)
 
 
 def _staging_member(name: str, value: bytes) -> Member:
     try:
-        told = decode(StagingProcess, value, source=name)
+        found = decode(StagingProcess, value, source=name)
     except CorruptMetadataError as error:
         return Member(Role.CLIENT, f"staging {name}", problem=str(error))
-    return Member(Role.CLIENT, told.owner, told.release)
+    return Member(Role.CLIENT, found.owner, found.release)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from dlcore.base.features import UNTOLD, Release
+from dlcore.base.features import UNKNOWN_RELEASE, Release
 
 
 class Role(enum.StrEnum):
@@ -27,7 +27,7 @@ class Member:
 
     role: Role
     name: str
-    release: Release = UNTOLD
+    release: Release = UNKNOWN_RELEASE
     problem: str = ""
 
     @property

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.access.rights import Rule
 from dlcore.backends.direct.log import DirectLog
+from dlcore.base.access.rights import Rule
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -63,8 +63,8 @@ from dlcore.proxy.writing.appends import Appends
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.health import Check
     from dlcore.flight.actions import Action
     from dlcore.flight.needs import Pass
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.writing.put import PutService
 
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
-Told: TypeAlias = "Callable[[], dict[str, object]]"
+Report: TypeAlias = "Callable[[], dict[str, object]]"
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
@@ -89,7 +89,7 @@ class Actions:
         puts: PutService,
         drain: Drain,
         undrain: Drain,
-        balance: Told,
+        balance: Report,
         tls: TlsInUse | None,
         checks: Mapping[str, Check],
     ) -> None:
@@ -261,11 +261,11 @@ class Actions:
                 return
             raise
         if found != name:
-            told = f"log {request.log!r} is called {found!r} by now"
+            text = f"log {request.log!r} is called {found!r} by now"
             if name is None:
-                raise LogRenamedError(f"{told}: open it by that name") from error
+                raise LogRenamedError(f"{text}: open it by that name") from error
             raise LogRenamedError(
-                f"{told}; an earlier attempt may have renamed it before that"
+                f"{text}; an earlier attempt may have renamed it before that"
             ) from error
 
     async def _truncate(self, request: TruncateRequest) -> TruncatedLog:
@@ -281,8 +281,8 @@ class Actions:
             try:
                 await owned.writer.commit()
             except (WriteError, AlreadyClosedError) as error:
-                told = LogNotReadyError(f"log {name!r} was released: try again")
-                raise owned.ending or told from error
+                text = LogNotReadyError(f"log {name!r} was released: try again")
+                raise owned.ending or text from error
         log = await self._find(request)
         position, is_sealed = await log._stream_end()
         return StreamEnd(position, is_sealed)

@@ -16,8 +16,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore.access.principals import ANONYMOUS, Caller, Principal, Proof
-from dlcore.access.tls import name_in_certificate
+from dlcore.base.access.principals import ANONYMOUS, Caller, Principal, Proof
+from dlcore.base.access.tls import name_in_certificate
 from dlcore.base.clock import wall_s
 from dlcore.base.errors import LogNotReadyError, MetadataError, UnauthenticatedError
 from dlcore.base.extras import missing_packages_explained
@@ -27,8 +27,8 @@ from dlcore.flight.forwards import wish_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from dlcore.access.key_sources import KeySource
-    from dlcore.access.tokens import Keys
+    from dlcore.base.access.key_sources import KeySource
+    from dlcore.base.access.tokens import Keys
     from dlcore.base.errors import DLError
     from dlcore.flight.calls import Context
     from dlcore.flight.forwards import Forwarder
@@ -121,17 +121,17 @@ class Callers:
     def _header_of(self, context: Context) -> str | None:
         """Return the header of a call that proves who calls; None without one."""
         metadata = context.invocation_metadata() or ()
-        told = [(key, value) for key, value in metadata if key in (AUTHORIZATION, _OLD_KEY)]
-        if not told:
+        given = [(key, value) for key, value in metadata if key in (AUTHORIZATION, _OLD_KEY)]
+        if not given:
             return None
-        key, value = told[0]
+        key, value = given[0]
         if self._tokens is None:
             raise UnauthenticatedError(
                 f"metadata {key!r} has a token, and this proxy checks none: send none, or give the "
                 "proxy a token_issuer.  It serves every client that can connect; with TLS, every "
                 "client with a certificate that its tls_ca signed (docs/security.md)"
             )
-        if key == _OLD_KEY or len(told) > 1 or isinstance(value, bytes):
+        if key == _OLD_KEY or len(given) > 1 or isinstance(value, bytes):
             raise UnauthenticatedError(f"metadata {key!r}: {_EXPECTED}")
         return value
 
@@ -212,8 +212,8 @@ class Tokens:
 
     def __init__(self, config: ProxyConfig) -> None:
         with missing_packages_explained():
-            from dlcore.access.token_keys import open_keys  # loads joserfc
-            from dlcore.access.tokens import Token, TokenRules
+            from dlcore.base.access.token_keys import open_keys  # loads joserfc
+            from dlcore.base.access.tokens import Token, TokenRules
 
         self._parse = Token.parse
         self._keys: KeySource[Keys] = open_keys(config.token_keys, config.token_issuer)

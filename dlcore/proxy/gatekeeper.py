@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.access.audit import AuditLine
-from dlcore.access.gate import Asked, End, Ended, Event, Gate, Refuse, RulesDamaged, RulesRead
-from dlcore.access.principals import ANONYMOUS, Caller
-from dlcore.access.rights import Demand, Right
+from dlcore.base.access.audit import AuditLine
+from dlcore.base.access.gate import Asked, End, Ended, Event, Gate, Refuse, RulesDamaged, RulesRead
+from dlcore.base.access.principals import ANONYMOUS, Caller
+from dlcore.base.access.rights import Demand, Right
 from dlcore.base.errors import (
     AccessDeniedError,
     CorruptMetadataError,
@@ -33,8 +33,8 @@ from dlcore.proxy.callers import Stay
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from dlcore.access.audit_file import AuditFile
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.audit_file import AuditFile
     from dlcore.flight.calls import Context
     from dlcore.flight.needs import Need
     from dlcore.metadata.following import NodeFollower

@@ -22,7 +22,7 @@ _SERVICES = ("", FLIGHT)
 
 
 class Health:
-    """Tells clients and load balancers the proxy's state, which `tell` sets."""
+    """Reports the state of the proxy to clients and load balancers; `report` sets it."""
 
     def __init__(self) -> None:
         self._serves = False
@@ -30,11 +30,11 @@ class Health:
 
     @property
     def serves(self) -> bool:
-        """Whether the proxy acquires logs, as told last."""
+        """Whether the proxy acquires logs, by the last `report`."""
         return self._serves
 
-    def tell(self, *, serves: bool) -> None:
-        """Set whether the proxy acquires logs, and tell all watching clients."""
+    def report(self, *, serves: bool) -> None:
+        """Set whether the proxy acquires logs, and notify all watching clients."""
         self._serves = serves
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dlcore.base.features import UNTOLD, Release
+from dlcore.base.features import UNKNOWN_RELEASE, Release
 from dlcore.metadata.stored import LAYOUT, Count, Text
 
 
@@ -31,7 +31,7 @@ class LiveProxy(msgspec.Struct, frozen=True, kw_only=True):
     layout: int = LAYOUT
     secret: Text
     load: ProxyLoad | None = None
-    release: Release = UNTOLD
+    release: Release = UNKNOWN_RELEASE
     kafka: str | None = None
 
     def __repr__(self) -> str:

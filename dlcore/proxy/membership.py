@@ -132,7 +132,7 @@ class Membership:
             if found is None or not _is_same(found.secret, secret):
                 return False
             self._secrets = {
-                each: told for each, told in self._secrets.items() if each in self.live
+                each: given for each, given in self._secrets.items() if each in self.live
             }
             self._secrets[location] = found.secret
         return True
@@ -179,6 +179,6 @@ class Membership:
             self.changes += 1
 
 
-def _is_same(known: str, told: str) -> bool:
+def _is_same(known: str, given: str) -> bool:
     """Return whether a secret is known, in a time that tells nothing of how much of it fits."""
-    return bool(known) and hmac.compare_digest(known.encode(), told.encode())
+    return bool(known) and hmac.compare_digest(known.encode(), given.encode())

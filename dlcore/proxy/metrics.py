@@ -10,7 +10,7 @@ from dlcore.base.metrics import TopRates, counter, gauge, histogram
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.access.audit_file import AuditFile
+    from dlcore.base.access.audit_file import AuditFile
     from dlcore.base.health import Check
     from dlcore.base.metrics import Sample
     from dlcore.proxy.health import Health

@@ -41,15 +41,15 @@ class Presence:
         """Whether it has left, even if others may still see it."""
         self._store = store
         self._node = SessionNode(store, path)
-        self._node.value = encode(self._told())
+        self._node.value = encode(self._entry())
         self._tasks = BackgroundTasks()
         self._vanishing: asyncio.Task[None] | None = None
 
-    async def tell_load(self, load: ProxyLoad) -> None:
+    async def publish_load(self, load: ProxyLoad) -> None:
         """Publish its load.  Raises: MetadataError: it may not be published."""
-        await self._node.put(encode(self._told(load)))
+        await self._node.put(encode(self._entry(load)))
 
-    def _told(self, load: ProxyLoad | None = None) -> LiveProxy:
+    def _entry(self, load: ProxyLoad | None = None) -> LiveProxy:
         return LiveProxy(secret=self.secret, load=load, release=own_release(), kafka=self.kafka)
 
     async def enter(self) -> None:
@@ -57,9 +57,9 @@ class Presence:
         if self.has_left:
             if self._vanishing is not None:
                 await end_tasks(self._vanishing)
-            told = self._node.value
+            entry = self._node.value
             self._node = SessionNode(self._store, self._node.path)
-            self._node.value = told
+            self._node.value = entry
         await self._node.ensure()
         self.has_left = False
 

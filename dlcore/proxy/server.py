@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from dlcore.access.audit_file import AuditFile
-from dlcore.access.tls import TlsFiles
-from dlcore.access.tls_in_use import TlsInUse
-from dlcore.access.tls_refusals import own_refusal
 from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS, samples
 from dlcore.backends.direct.trial import trial_log, try_log
+from dlcore.base.access.audit_file import AuditFile
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.tls_in_use import TlsInUse
+from dlcore.base.access.tls_refusals import own_refusal
 from dlcore.base.background import side_tasks
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.base.http_options import http_address_of
+from dlcore.base.listening.operator_port import Operated, operator_port
 from dlcore.flight.calls import keepalive_options
 from dlcore.metadata.binding import read_binding
+from dlcore.metadata.operated import METRICS as METADATA_METRICS, source_of
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.callers import Callers
 from dlcore.proxy.gatekeeper import Gatekeeper
@@ -38,17 +40,16 @@ from dlcore.proxy.writing.forwarding import Forwarding
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
-from dlcore.transport.operator_port import Operated, operator_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.health import Check
+    from dlcore.base.listening.http_server import HttpServer
     from dlcore.log.context import LogContext
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.kafka.server import KafkaServer
-    from dlcore.transport.http_server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class ProxyServer(AsyncClosing):
             steps.push_async_callback(balancing.aclose)
             found = checks(membership, health, audit)
             actions = Actions(
-                namespace, membership, owner, puts, drain, undrain, balancing.told, tls, found
+                namespace, membership, owner, puts, drain, undrain, balancing.report, tls, found
             )
             callers = Callers(membership, config)
             steps.push_async_callback(callers.aclose)
@@ -161,7 +162,7 @@ class ProxyServer(AsyncClosing):
             await _join(membership, context)
             balancing.start()
             await steps.enter_async_context(_watched(tls))
-            health.tell(serves=True)
+            health.report(serves=True)
             steps.push_async_callback(drain)
             return cls(location, reads, opened, kafka, steps.pop_all())
 
@@ -185,14 +186,14 @@ def _changes(
 
     async def drain() -> None:
         # First, so that load balancers send no more clients while logs are released.
-        health.tell(serves=False)
+        health.report(serves=False)
         async with changing:
             await owner.drain()
 
     async def undrain() -> None:
         async with changing:
             await owner.undrain()
-            health.tell(serves=True)
+            health.report(serves=True)
 
     return drain, undrain
 
@@ -208,11 +209,14 @@ def _operated(
     name = trial_log("proxy", config.advertised_host or config.host, address.port if address else 0)
     return Operated(
         role="proxy",
-        metrics=(*METRICS, *CLIENT_METRICS),
-        sources=[figures.samples, partial(samples, context, namespace.get_statistics)],
+        metrics=(*METADATA_METRICS, *METRICS, *CLIENT_METRICS),
+        sources=[
+            source_of(context.store),
+            figures.samples,
+            partial(samples, context, namespace.get_statistics),
+        ],
         checks=checks,
         trial=partial(try_log, namespace, name),
-        store=context.store,
     )
 
 

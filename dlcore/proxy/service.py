@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
-from dlcore.access.rights import Demand, Right
+from dlcore.base.access.rights import Demand, Right
 from dlcore.base.errors import (
     DLError,
     LogElsewhereError,

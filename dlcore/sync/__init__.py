@@ -45,10 +45,10 @@ from dlcore.sync.watch import LogWatch
 from dlcore.sync.writer import LogWriter
 
 if TYPE_CHECKING:
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.api import namespace as aio
     from dlcore.backends.flight.bearer import Token
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.base.config import LedgerClientConfig, LogConfig
 
 __all__ = [

@@ -13,10 +13,10 @@ from dlcore.sync.portal import Portal, close_at_exit, shared_portal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.backends.flight.bearer import Token
     from dlcore.backends.scanning import ScanClients
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.log.reading.scan import ScanBatch, ScanRange
     from dlcore.log.reading.scan_run import ScanRun
 

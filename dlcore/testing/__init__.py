@@ -30,7 +30,7 @@ with missing_packages_explained():
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.stored import encode
-    from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+    from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
 
 if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace

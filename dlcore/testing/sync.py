@@ -17,7 +17,7 @@ from dlcore.sync.twin import Blocking
 
 if TYPE_CHECKING:
     from dlcore.base.config import LogConfig
-    from dlcore.transport.memory import MemoryBookie
+    from dlcore.wire.memory_bookies import MemoryBookie
 
 __all__ = ["MemoryCluster"]
 

@@ -1,1 +1,4 @@
-"""The framed protocol between clients and bookies, without I/O; docs/wire.md specifies it."""
+"""The framed protocol between clients and bookies: messages and ends without I/O, connections.
+
+docs/wire.md specifies it.
+"""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from dlcore.wire.messages import HEADER, Expected, Header, check_head, decode_header
 
 if TYPE_CHECKING:
-    from dlcore.wire.memory import ReceiveMemory
+    from dlcore.wire.receive_memory import ReceiveMemory
 
 _BIG_BYTES = 32 * 1024
 """A payload of at least this size is received into a buffer of its own."""

@@ -47,7 +47,7 @@ from dlcore.wire.messages import (
 if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.wire.assembly import Room
-    from dlcore.wire.memory import ReceiveMemory
+    from dlcore.wire.receive_memory import ReceiveMemory
 
 BookieEvent: TypeAlias = (
     Hello
@@ -107,7 +107,7 @@ class Greeting:
         self.is_over = True
 
     def welcome(self) -> list[Buffer]:
-        """Return the answer to a HELLO that is let in."""
+        """Return the answer to the HELLO of a client that is let in."""
         name, incarnation = self._bookie.name, self._bookie.incarnation
         return encode(Welcome(PROTOCOL_VERSION, self._features, name, incarnation))
 
@@ -168,7 +168,7 @@ class BookieEnd:
         return message
 
     def window_of(self, request_id: int) -> int:
-        """Return the bytes left in a read's window; if there are any, a whole message may go."""
+        """Return the bytes left in a read's window; if any, a whole message may go out."""
         return self._windows.get(request_id, 0)
 
     def send(

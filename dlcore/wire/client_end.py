@@ -56,7 +56,7 @@ from dlcore.wire.statuses import error_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.wire.memory import ReceiveMemory
+    from dlcore.wire.receive_memory import ReceiveMemory
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -84,7 +84,7 @@ class WriteRefused(NamedTuple, Generic[W]):
     error: BookieError
 
 
-class Told(NamedTuple, Generic[R]):
+class LacReceived(NamedTuple, Generic[R]):
     """Event: a ledger's LAC."""
 
     read: R
@@ -106,7 +106,14 @@ class ReadRefused(NamedTuple, Generic[R]):
 
 
 ClientEvent: TypeAlias = (
-    Welcomed | Stored[W] | WriteRefused[W] | Told[R] | Brought[R] | ReadRefused[R] | Ping | Pong
+    Welcomed
+    | Stored[W]
+    | WriteRefused[W]
+    | LacReceived[R]
+    | Brought[R]
+    | ReadRefused[R]
+    | Ping
+    | Pong
 )
 
 
@@ -290,7 +297,7 @@ class ClientEnd(Generic[W, R]):
         read = self._reads.pop(failed.request_id, None)
         return None if read is None else ReadRefused(read.read, error)
 
-    def _bring(self, message: Lac | Held | Chunk | Update) -> Told[R] | Brought[R] | None:
+    def _bring(self, message: Lac | Held | Chunk | Update) -> LacReceived[R] | Brought[R] | None:
         request_id = message.request_id
         self._check_sent(request_id)
         read = self._reads.get(request_id)
@@ -302,7 +309,7 @@ class ClientEnd(Generic[W, R]):
             raise WireError(f"{type(message).__name__} for read {request_id}")
         if isinstance(message, Lac):
             del self._reads[request_id]
-            return Told(read.read, message.last_add_confirmed)
+            return LacReceived(read.read, message.last_add_confirmed)
         if isinstance(message, Held):
             del self._reads[request_id]
             return Brought(read.read, message)

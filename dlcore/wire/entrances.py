@@ -6,7 +6,7 @@ must give for each request.
 
 from __future__ import annotations
 
-from dlcore.access.entrances import Entrance
+from dlcore.base.access.entrances import Entrance
 from dlcore.wire.messages import Kind
 
 _CALLERS = "a machine's certificate; a capability; without TLS every caller that can connect"

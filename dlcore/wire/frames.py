@@ -1,7 +1,8 @@
-"""Entry frames without copies: many in one buffer, or one in several buffers."""
+"""Entry frames without copies: many in one buffer, one in several buffers, and their sending."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, overload
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator, Sized
 
     from numpy.typing import NDArray
 
 _JOIN_BYTES = 8192
 """Buffers below this size are joined by a copy, which costs less than a vector for each."""
+_PAUSES = not ((3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2))
+"""Whether asyncio's `writelines` pauses the protocol when its buffer is full (CVE-2024-12254)."""
 
 
 class FrameParts:
@@ -108,3 +112,14 @@ def gather(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     if small:
         gathered.append(b"".join(small))
     return gathered
+
+
+def send(transport: asyncio.WriteTransport, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send buffers in order; if the peer does not read, the transport pauses its protocol.
+
+    If `writelines` of this Python does not pause, the buffers are copied once more instead.
+    """
+    if _PAUSES:
+        transport.writelines(gather(buffers) if len(buffers) > 1 else buffers)
+    else:
+        transport.write(b"".join(buffers))

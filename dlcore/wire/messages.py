@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 import crc32c
 import msgspec
 
-from dlcore.access.capability import CAPABILITY_BYTES_MAX, CAPABILITY_BYTES_MIN
+from dlcore.base.access.capability import CAPABILITY_BYTES_MAX, CAPABILITY_BYTES_MIN
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.base.errors import BadRequestError
 from dlcore.base.features import handshake_bit
@@ -230,11 +230,11 @@ class Lac(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The answer to READ_HELD: the LAC, and ranges of durable entries above it, up to `told_to`."""
+    """The answer to READ_HELD: the LAC, and ranges of durable entries above it up to `known_to`."""
 
     request_id: int
     last_add_confirmed: int
-    told_to: int
+    known_to: int
     ranges: Sequence[tuple[int, int]]
 
 
@@ -384,8 +384,8 @@ def _encode(message: Message) -> list[Buffer]:
             )
         case Durable():
             return [encode_durable(message.request_ids)]
-        case Held(id_, lac, told_to, ranges):
-            fields = _TWO_IDS.pack(lac, told_to)
+        case Held(id_, lac, known_to, ranges):
+            fields = _TWO_IDS.pack(lac, known_to)
             fields += b"".join(_TWO_IDS.pack(first, last) for first, last in ranges)
             return [_head(Kind.HELD, 0, id_, fields)]
         case _:
@@ -542,16 +542,16 @@ def _decode_update(header: Header, fields: Buffer, payload: memoryview) -> Messa
 
 
 def _decode_held(header: Header, fields: Buffer, _payload: memoryview) -> Message:
-    (lac, told_to), *ranges = _TWO_IDS.iter_unpack(fields)
+    (lac, known_to), *ranges = _TWO_IDS.iter_unpack(fields)
     end = lac
     for first, last in ranges:
         # `HeldEntries` promises ranges that ascend, all above the LAC.
-        if not end < first <= last <= told_to:
+        if not end < first <= last <= known_to:
             raise WireError(
-                f"entries {first} to {last} behind {end}: expected them up to {told_to}"
+                f"entries {first} to {last} behind {end}: expected them up to {known_to}"
             )
         end = last
-    return Held(header.request_id, lac, told_to, ranges)
+    return Held(header.request_id, lac, known_to, ranges)
 
 
 def _decode_durable(_header: Header, fields: Buffer, _payload: memoryview) -> Message:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.access.capability import ID_MAX, LedgerRight, Reach
+from dlcore.base.access.capability import ID_MAX, LedgerRight, Reach
 from dlcore.wire.digest import ids_of_run
 from dlcore.wire.frames import FrameParts, FrameRun
 from dlcore.wire.messages import Follow, ReadEntries, ReadEntry, ReadHeld, ReadLac, WriteLac

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from dlcore import DistributedLogManager
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 STRANGERS = ("clear", "no-certificate", "foreign")
 _REST_S = 5.0
@@ -48,13 +48,13 @@ _LARGE_RECORDS, _LARGE_BYTES = 128, 1_000_000
 
 @dataclass
 class Seen:
-    """What one phase showed."""
+    """The figures of one phase."""
 
     rss_mib: list[float] = field(default_factory=list)
     waits_ms: list[float] = field(default_factory=list)
     failed: int = 0
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Return it for a table."""
         tail = quantiles(self.waits_ms, n=100)[98] if len(self.waits_ms) > 1 else float("nan")
         middle = median(self.waits_ms) if self.waits_ms else float("nan")
@@ -113,19 +113,19 @@ async def honest(
         async with await log.open_writer() as writer:
             await writer.write(LogRecord(0, b"first"))
             (segment,) = await log.get_log_segments()
-            told = [
+            addresses = [
                 bookie.address,
                 str(segment.extents[0].ledger_id),
                 f"{bookie.name}/{bookie.incarnation}",
                 namespace.log_context.cluster_id,
             ]
-            await give_large(told, sandbox.tls)
-        yield log, told
+            await give_large(addresses, sandbox.tls)
+        yield log, addresses
 
 
-async def give_large(told: list[str], tls: TlsFiles | None) -> None:
+async def give_large(addresses: list[str], tls: TlsFiles | None) -> None:
     """Add the entry that is asked for."""
-    target = Target(told[0], int(told[1]), told[2], told[3], tls)
+    target = Target(addresses[0], int(addresses[1]), addresses[2], addresses[3], tls)
     writer = await target.connect()
     writer.write(large_add(target.ledger_id, LARGE_ENTRY_ID))
     await writer.drain()
@@ -159,22 +159,22 @@ async def measure(
         bookies=1, autorecovery=False, proxies=int(is_on_proxy), secure=stranger is not None
     ) as sandbox:
         async with contextlib.AsyncExitStack() as stack:
-            log, told = await stack.enter_async_context(honest(sandbox))
+            log, addresses = await stack.enter_async_context(honest(sandbox))
             pid = sandbox.bookies[0].pid
             if is_on_proxy:
                 (proxy,) = sandbox.proxies
-                pid, told[0] = proxy.pid, proxy.location.partition("://")[2]
+                pid, addresses[0] = proxy.pid, proxy.location.partition("://")[2]
                 opening = await open_namespace(proxy.location, tls=sandbox.tls)
                 log = await (await stack.enter_async_context(opening)).open_log(LOG)
                 await fill(log)
             rest = await watch(pid, log, _REST_S)
             files = stranger_to(sandbox, stranger) if stranger else []
-            with attacker(name, [*told, *files], niceness=niceness):
+            with attacker(name, [*addresses, *files], niceness=niceness):
                 during = await watch(pid, log, seconds)
             after = await watch(pid, log, _REST_S)
             await asyncio.sleep(after_s)
             late_mib = resident_kb(pid) / 1024
-    row = (f"`{name}`", rest.told(), during.told(), after.told(), f"{late_mib:.0f} MiB")
+    row = (f"`{name}`", rest.text(), during.text(), after.text(), f"{late_mib:.0f} MiB")
     print(f"| {' | '.join(row)} |", flush=True)
 
 

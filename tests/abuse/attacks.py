@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dlcore.access.tls import TlsFiles
+from dlcore.base.access.tls import TlsFiles
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.wire.digest import encode_frame
 from dlcore.wire.messages import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 4_100_000
 LARGE_ENTRY_ID = 1_000_000
-"""Of the entry that is asked for: far above those that the ledger's own writer adds."""
+"""The id of the entry that is asked for: far above those that the ledger's own writer adds."""
 UNREAD_CONNECTIONS, UNREAD_REQUESTS = 250, 8
 BUSY_CONNECTIONS = 100
 SILENT_CONNECTIONS = 3_000

@@ -18,8 +18,8 @@ from dlcore import LogRecord, TlsFiles
 from dlcore.backends.direct.namespace import open_namespace as open_direct
 from dlcore.ops.sandbox.cluster import Sandbox
 from dlcore.wire.assembly import Assembly
-from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import ANYTHING, Failed, Message, Ping, ReadEntry, ReadLac, decode
+from dlcore.wire.receive_memory import ReceiveMemory
 from dlcore.wire.statuses import Status
 from tests.abuse.__main__ import STRANGERS, attacker, honest, stranger_to
 from tests.abuse.attacks import (
@@ -53,20 +53,20 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 @pytest.fixture(scope="module")
-def told(sandbox: Sandbox) -> list[str]:
-    """What a stranger may know: of the bookie, of a ledger and of the cluster."""
+def addresses(sandbox: Sandbox) -> list[str]:
+    """The names and ids that a stranger may know: of the bookie, of a ledger and of the cluster."""
 
     async def scenario() -> list[str]:
-        async with honest(sandbox) as (_, told):
-            return told
+        async with honest(sandbox) as (_, addresses):
+            return addresses
 
     return asyncio.run(scenario())
 
 
-def target_of(told: list[str], files: list[str]) -> Target:
+def target_of(addresses: list[str], files: list[str]) -> Target:
     """Return what a stranger attacks, as the stranger that has these files."""
     tls = TlsFiles(**dict(zip(("ca", "cert", "key"), files, strict=False))) if files else None
-    return Target(told[0], int(told[1]), told[2], told[3], tls)
+    return Target(addresses[0], int(addresses[1]), addresses[2], addresses[3], tls)
 
 
 async def answers(target: Target, request: bytes) -> bytes:
@@ -85,9 +85,11 @@ async def answers(target: Target, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_a_bookie_answers_a_stranger_nothing(sandbox: Sandbox, told: list[str], kind: str) -> None:
+def test_a_bookie_answers_a_stranger_nothing(
+    sandbox: Sandbox, addresses: list[str], kind: str
+) -> None:
     """Whatever it asks for, and although it knows all names and ids."""
-    target = target_of(told, stranger_to(sandbox, kind))
+    target = target_of(addresses, stranger_to(sandbox, kind))
     requests = [
         bytes_of(Ping(1)),
         bytes_of(ReadEntry(1, target.ledger_id, LARGE_ENTRY_ID, False)),
@@ -105,13 +107,15 @@ def test_a_bookie_answers_a_stranger_nothing(sandbox: Sandbox, told: list[str], 
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_a_proxy_answers_a_stranger_nothing(sandbox: Sandbox, told: list[str], kind: str) -> None:
+def test_a_proxy_answers_a_stranger_nothing(
+    sandbox: Sandbox, addresses: list[str], kind: str
+) -> None:
     """Each of its calls fails before it reaches the proxy."""
     (proxy,) = sandbox.proxies
-    told = [proxy.location.partition("://")[2], *told[1:]]
+    addresses = [proxy.location.partition("://")[2], *addresses[1:]]
 
     async def scenario() -> None:
-        target = target_of(told, stranger_to(sandbox, kind))
+        target = target_of(addresses, stranger_to(sandbox, kind))
         await read_nothing_of_proxy(target)
         channel = channels[-1]
         method: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoGet")
@@ -127,11 +131,11 @@ def test_a_proxy_answers_a_stranger_nothing(sandbox: Sandbox, told: list[str], k
 
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_honest_records_go_on_beside_each_attack(
-    sandbox: Sandbox, told: list[str], kind: str
+    sandbox: Sandbox, addresses: list[str], kind: str
 ) -> None:
     """And the attacked servers take no memory for what strangers send or ask for."""
     ((bookie,), (proxy,)) = sandbox.bookies, sandbox.proxies
-    at_proxy = [proxy.location.partition("://")[2], *told[1:]]
+    at_proxy = [proxy.location.partition("://")[2], *addresses[1:]]
     files = stranger_to(sandbox, kind)
 
     async def scenario() -> None:
@@ -145,7 +149,7 @@ def test_honest_records_go_on_beside_each_attack(
                 is_measured = "connect" not in name and name != "say_nothing"
                 server = proxy if name in ATTACKS_ON_PROXY else bookie
                 before_kb = resident_kb(server.pid)
-                where = at_proxy if name in ATTACKS_ON_PROXY else told
+                where = at_proxy if name in ATTACKS_ON_PROXY else addresses
                 with attacker(name, [*where, *files], niceness=19):
                     for _ in range(RECORDS):
                         await writer.write(LogRecord(0, b"x" * 100))
@@ -162,8 +166,8 @@ def test_a_bookie_that_takes_capabilities_denies_each_request_of_a_stranger() ->
     options = ("--tls-client-auth=or_capability",)
 
     async def scenario(sandbox: Sandbox) -> None:
-        async with honest(sandbox) as (_, told):
-            target = target_of(told, stranger_to(sandbox, "no-certificate"))
+        async with honest(sandbox) as (_, addresses):
+            target = target_of(addresses, stranger_to(sandbox, "no-certificate"))
             ledger_id = target.ledger_id
             large = large_add(ledger_id, LARGE_ENTRY_ID + 1)
             for request in (

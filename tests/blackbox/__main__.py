@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROXIES, BOOKIES = 3, 4
 ARTIFACTS = Path("artifacts/blackbox")
 OPTIONS = ("--idle-release-s=20",)
-"""Each history has a log of its own, which nobody writes any more afterwards."""
+"""Each history has a log of its own, which no client writes any more afterwards."""
 EXIT_INTERRUPTED = 130
 
 

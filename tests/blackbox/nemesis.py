@@ -31,7 +31,7 @@ _DRAIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What to do to one of the processes of a sort, counted from 0, and for how long."""
+    """A fault for one of the processes of a sort, counted from 0, and its length."""
 
     kind: str
     target: int
@@ -92,7 +92,7 @@ class Nemesis:
             self._say(f"{fault.kind} {process.name} for {fault.lasts_s:.1f} s")
             try:
                 self._do(fault, process)
-            except Exception as error:  # noqa: BLE001  # it is told, and fails the run
+            except Exception as error:  # noqa: BLE001  # it is reported, and fails the run
                 self.failures.append(f"{fault.kind} {process.name}: {error!r}")
                 return
             self.counts[fault.kind] += 1

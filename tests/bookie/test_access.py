@@ -22,7 +22,7 @@ from bookie.serving.session import (
     StoreLac,
     StoreRun,
 )
-from dlcore.access.capability import (
+from dlcore.base.access.capability import (
     ALL_RIGHTS,
     EVERYTHING,
     LIFETIME_S_MAX,
@@ -172,7 +172,7 @@ def test_entries_beside_those_of_the_grant_stay_closed(request_: Request | Add) 
 
 
 def test_the_part_that_a_turn_takes_is_judged_alone() -> None:
-    """Of a message that is too long for the client's trust, the first part may be allowed."""
+    """A message may be too long for the client's trust, and its first part allowed."""
     bench = Restricted()
     bench.give(of(ALL_RIGHTS, first_entry_id=0, last_entry_id=1))
     bench.session.trust.level = 2
@@ -182,7 +182,7 @@ def test_the_part_that_a_turn_takes_is_judged_alone() -> None:
     assert bench.session.intake.rest
 
 
-def test_of_one_message_the_adds_with_a_right_are_stored() -> None:
+def test_adds_with_a_right_are_stored_from_a_mixed_message() -> None:
     """Those of another ledger are denied one by one, whatever comes between them."""
     bench = Restricted()
     bench.give(of(LedgerRight.ADD))
@@ -235,7 +235,7 @@ def test_one_for_everything_gives_all_until_it_ends(ends: str) -> None:
     assert "of the capability: it" in bench.reason(ReadLac(99, LEDGER, fence=False))
 
 
-def test_what_was_verified_ends_with_its_key() -> None:
+def test_a_verified_capability_ends_with_its_key() -> None:
     """If the keys are withdrawn, connections that presented it before have nothing either."""
     bench = Restricted()
     bench.give(of(LedgerRight.READ))
@@ -270,7 +270,7 @@ def test_a_refused_capability_grants_nothing_and_the_error_says_why() -> None:
     assert "at most 86400" in bench.reason(ReadHeld(2, LEDGER))
 
 
-def test_who_presents_many_that_are_refused_is_disconnected() -> None:
+def test_a_client_that_presents_many_refused_ones_is_disconnected() -> None:
     """A few may be a mistake, of clocks or keys; each costs a verification."""
     bench = Restricted()
     stranger = Signer(new_private_key()).sign([of(ALL_RIGHTS)], expires_s=int(bench.now_s))

@@ -8,7 +8,7 @@ import pytest
 
 from bookie.serving.access import Access
 from bookie.serving.admission import Admission, Admitted
-from dlcore.access.client_names import EVERY_CLIENT, ClientNames
+from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 
 NAMED = {"subjectAltName": (("DNS", "writer.example"),)}
 STRANGER = {"subjectAltName": (("DNS", "writer.elsewhere"),)}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
-from bookie.disks.memory import DiskOwner, MemoryDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
@@ -27,6 +26,7 @@ from dlcore.base.errors import (
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.aio import run, until
 from tests.fixtures.lengths import amount, sample
+from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
 from tests.fixtures.storage import (
     ManualClock,
     follow,

@@ -32,7 +32,7 @@ def order(loads: list[FileLoad], *, room_bytes: int, below: float = 0.5) -> list
     return numbers
 
 
-def test_what_frees_most_comes_first_and_only_what_is_worth_it() -> None:
+def test_the_file_that_frees_most_comes_first_and_only_if_it_is_worth_it() -> None:
     """Goal: the emptiest first; at the threshold and above never."""
     loads = [load(1, 400_000), load(2, 0), load(3, 500_000), load(4, 900_000), load(5, 100_000)]
     assert order(loads, room_bytes=10**9) == [2, 5, 1]

@@ -9,7 +9,6 @@ import asyncio
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.upkeep import compaction
 from dlcore.base.errors import NoSuchEntryError, NoSuchLedgerError
 from tests.bookie.test_compaction import (
@@ -20,6 +19,7 @@ from tests.bookie.test_compaction import (
     fill,
 )
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import open_storage
 
 

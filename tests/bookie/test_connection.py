@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import session as module
-from dlcore.access.tls import name_in_certificate
+from dlcore.base.access.tls import name_in_certificate
 from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,
@@ -88,7 +88,7 @@ def test_a_defect_has_an_answer_and_is_logged(
                     assert "KeyError" in failed.detail
             await still_works(end)
 
-    with caplog.at_level(logging.ERROR, "bookie.serving.reported"):
+    with caplog.at_level(logging.ERROR, "bookie.serving.in_progress"):
         run(scenario)
     assert caplog.text.count("\nKeyError: 'planted'") >= 3  # each with its traceback
 
@@ -292,7 +292,7 @@ def test_a_client_without_a_timely_handshake_gets_an_error(tmp_path: Path) -> No
     run(scenario)
 
 
-def test_who_was_refused_gets_nothing_more(
+def test_a_refused_client_gets_nothing_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A follower that broke the protocol, and does not hang up: news are no defect to be logged."""
@@ -316,7 +316,7 @@ def test_who_was_refused_gets_nothing_more(
     assert not caplog.records
 
 
-def test_who_takes_nothing_for_long_is_given_up(
+def test_a_client_that_takes_nothing_for_long_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And its share of the budget is there again."""
@@ -352,6 +352,6 @@ def test_who_takes_nothing_for_long_is_given_up(
         ({"subject": ((("organizationName", "o"), ("commonName", "both")),)}, "both"),
     ],
 )
-def test_whom_a_certificate_names(certificate: object, name: str | None) -> None:
+def test_the_user_that_a_certificate_names(certificate: object, name: str | None) -> None:
     """The common name, wherever in its subject it is."""
     assert name_in_certificate(certificate) == name

@@ -8,12 +8,12 @@ from tests.fixtures.disk_changes import (
     Created,
     Event,
     NamesSynced,
+    Promised,
     Removed,
     Renamed,
     Resized,
     Synced,
     SyncedRange,
-    Told,
     Unsynced,
     Wrote,
     decode,
@@ -22,7 +22,7 @@ from tests.fixtures.disk_changes import (
 from tests.fixtures.disk_promises import broken_promises
 
 LOG, OTHER, SPARE = 1, 2, 3
-ENTRY = Told("entry 1:0", b"entry")
+ENTRY = Promised("entry 1:0", b"entry")
 MADE: list[Event] = [Created("", "1.log", LOG), NamesSynced("")]
 
 
@@ -158,7 +158,7 @@ BAD: dict[str, tuple[list[Event], str]] = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_history_passes(name: str) -> None:
-    """What is durable may be answered."""
+    """A durable entry may be acknowledged."""
     assert broken_promises(GOOD[name]) == []
 
 
@@ -177,18 +177,18 @@ def test_a_sync_that_failed_covers_nothing() -> None:
     assert broken_promises([*history, Synced(LOG)]) != []
 
 
-def test_what_is_released_may_go() -> None:
+def test_released_garbage_may_go() -> None:
     """The entries of a deleted ledger."""
     history, _ = BAD["cut off afterwards"]
-    assert broken_promises(history, is_released=lambda told: told is ENTRY) == []
+    assert broken_promises(history, is_released=lambda promise: promise is ENTRY) == []
 
 
 def test_a_pattern_stands_for_bytes_that_are_not_known() -> None:
     """Like a record whose checksum the test does not compute."""
-    told = Told("fence", rb"f.{2}ce", is_pattern=True)
+    promise = Promised("fence", rb"f.{2}ce", is_pattern=True)
     written: list[Event] = [*MADE, wrote(0, b"a f\n\nce")]
-    assert broken_promises([*written, Synced(LOG), told]) == []
-    assert broken_promises([*written, told]) != []
+    assert broken_promises([*written, Synced(LOG), promise]) == []
+    assert broken_promises([*written, promise]) != []
 
 
 def test_events_are_read_back_up_to_where_the_file_was_cut() -> None:
@@ -202,7 +202,7 @@ def test_events_are_read_back_up_to_where_the_file_was_cut() -> None:
 
 
 def test_a_write_that_syncs_itself_covers_its_own_range_alone() -> None:
-    """What was written through the page cache beside it stays unsynced."""
+    """Other writes through the page cache stay unsynced."""
     unsynced = Unsynced()
     unsynced.handle(Wrote(LOG, 0, 10, 0, b"", b"0123456789"))
     unsynced.handle(SyncedRange(LOG, 4, 6))

@@ -9,7 +9,7 @@ import pytest
 from bookie.serving.eager import start
 
 
-def test_what_waits_for_nothing_needs_no_task() -> None:
+def test_a_step_that_waits_for_nothing_needs_no_task() -> None:
     """It is done at once, and its error is raised at once."""
 
     async def scenario() -> None:
@@ -30,7 +30,7 @@ def test_what_waits_for_nothing_needs_no_task() -> None:
     asyncio.run(scenario())
 
 
-def test_what_waits_goes_on_as_a_task() -> None:
+def test_a_step_that_waits_goes_on_as_a_task() -> None:
     """With what it waited for: results, errors, and its cancellation."""
 
     async def scenario() -> None:

@@ -102,7 +102,7 @@ def test_a_record_of_a_newer_version_is_an_error_and_no_damage() -> None:
 
 
 def test_only_a_record_of_a_later_batch_proves_a_place_durable() -> None:
-    """Of the records behind a damaged place: not one of its own batch, not one of another life."""
+    """The next record after damage is none of its own batch, and none of another life."""
     torn = bytes(RECORD_HEADER_BYTES)
     same_batch = record(RECORD_HEADER_BYTES, batch_offset=0)
     elsewhere = record(0, batch_offset=5_000)  # its offset is not where it lies

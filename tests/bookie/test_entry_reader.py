@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bookie.disks.memory import MemoryDisk
 from dlcore.base.config import MIB
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, read_entries, small_config
 
 ENTRIES = 1500

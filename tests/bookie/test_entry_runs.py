@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from bookie.disks.memory import MemoryDisk
 from bookie.files.entry_reader import LargerEntryError
 from bookie.files.entry_runs import EntryRun, first_run, joined, scattered
 from bookie.files.format import file_name
@@ -21,6 +20,7 @@ from bookie.files.index import EntryColumns
 from dlcore.base.errors import BookieStorageError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_a_run_is_split_where_a_chunk_is_full(
 
 
 def test_a_run_ends_where_another_file_begins() -> None:
-    """What that holds too counts, if it is newer."""
+    """A newer file that holds it too counts."""
     run = run_at(IDS, OFFSETS, SIZES)
     found = run.before(110)
     assert found is not None
@@ -125,7 +125,7 @@ def test_a_run_ends_where_another_file_begins() -> None:
 
 
 def test_a_stride_takes_every_other_entry() -> None:
-    """What lies between is skipped, if it is little."""
+    """Bytes between them are skipped, if they are few."""
     assert count_of(wanted=range(100, 1000, 2)) == COUNT // 2
     assert count_of(IDS[1:], OFFSETS[1:], SIZES[1:], wanted=range(101, 1000, 2)) == COUNT // 2
 
@@ -220,7 +220,7 @@ def test_large_entries_are_given_at_once_too() -> None:
     run(main())
 
 
-def test_what_was_found_for_the_next_chunk_is_bounded_and_no_answer_by_itself() -> None:
+def test_the_search_for_the_next_chunk_is_bounded_and_no_answer_by_itself() -> None:
     """Readers that never go on cost little; one that does finds damage, and its repair."""
 
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_entries_added_together_are_stored_as_each_by_itself(spread: int) -> Non
     run(main())
 
 
-def test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone() -> None:
+def test_doubt_about_one_entry_makes_each_one_checked_alone() -> None:
     """An unknown ledger, a held entry, a hole, a damaged frame, a LAC too high, a full batch."""
 
     async def main() -> None:

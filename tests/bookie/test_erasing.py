@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from bookie.files.format import file_name
 from bookie.upkeep import garbage, rounds
@@ -27,6 +26,7 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.stored import decode, encode
 from tests.bookie.test_garbage_collector import OWN, PATHS, Bench, bench
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
 
 if TYPE_CHECKING:

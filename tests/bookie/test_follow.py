@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.serving.read_streams import FollowStream
 from dlcore.base.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update
 from tests.fixtures.aio import until
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import follow, make_frame, open_storage
 from tests.simulation.loop import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.ledger.port import FollowUpdate
+    from dlcore.wire.port import FollowUpdate
 
     Updates = AsyncGenerator[FollowUpdate, None]
 
@@ -137,14 +137,14 @@ def test_an_entry_that_is_written_and_not_synced_reaches_no_follower() -> None:
             storage.writes.write_lac(1, 1)
             await until(lambda: disk.device.steps == steps + 2)
             early = await storage.reads.follow_chunk(
-                1, first_entry_id=1, told=None, bytes_max=1_000
+                1, first_entry_id=1, sent=None, bytes_max=1_000
             )
             assert not slow.done()
             assert early is not None
             assert ([*early.frames], early.last_add_confirmed) == ([], 0)
             await slow
             late = await storage.reads.follow_chunk(
-                1, first_entry_id=1, told=early, bytes_max=1_000
+                1, first_entry_id=1, sent=early, bytes_max=1_000
             )
             assert late is not None
             assert ([*late.frames], late.last_add_confirmed) == ([make_frame(1, 1)], 1)
@@ -320,13 +320,13 @@ def test_a_stream_that_sent_all_entries_learns_that_the_storage_ended(is_closed:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             storage.writes.write_lac(1, -1)
-            told: list[FollowStream] = []
+            reported: list[FollowStream] = []
             stream = FollowStream(
                 storage.reads,
                 storage.followers,
                 Follow(7, 1, 0, 1000),
                 chunk_bytes=1000,
-                on_news=told.append,
+                on_news=reported.append,
             )
             assert await stream.advance(1000) == Update(7, [], -1, fenced=False)
             assert not may_come(stream)
@@ -336,7 +336,7 @@ def test_a_stream_that_sent_all_entries_learns_that_the_storage_ended(is_closed:
                 disk.device.sync_error = "Input/output error"
                 with pytest.raises(BookieStorageError):
                     await storage.writes.add_entry(make_frame(1, 0))
-            assert stream in told
+            assert stream in reported
             assert may_come(stream)
             with pytest.raises(BookieUnavailableError if is_closed else BookieStorageError):
                 await stream.advance(1000)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
@@ -25,6 +24,7 @@ from dlcore.base.errors import (
     BookieStorageError,
 )
 from tests.fixtures.aio import until
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 from tests.simulation.loop import run
 
@@ -214,7 +214,7 @@ def test_a_disk_that_others_fill_is_waited_for() -> None:
     run(main())
 
 
-def test_what_is_held_back_gets_garbage_collected_on_a_full_disk() -> None:
+def test_held_back_garbage_is_collected_on_a_full_disk() -> None:
     """Goal: with not a byte left by others, fences are taken and room is made, over a restart."""
 
     async def main() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import CorruptMetadataError, NoSuchLedgerError
@@ -20,6 +19,7 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
 if TYPE_CHECKING:

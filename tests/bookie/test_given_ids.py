@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace as with_values
 
 from bookie.config import GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds, Need
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
@@ -30,6 +29,7 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.aio import run, until
 from tests.fixtures.ledgers import metadata_of
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def test_requests_that_wait_share_a_read_and_those_that_come_during_one_get_the_
     run(scenario())
 
 
-def test_who_makes_ids_up_costs_the_metadata_few_reads() -> None:
+def test_made_up_ids_cost_the_metadata_few_reads() -> None:
     """Goal: between two reads there is a pause, whichever client asks."""
 
     async def scenario() -> None:
@@ -377,7 +377,7 @@ def test_a_ledger_below_a_forgotten_one_is_looked_up_once_and_those_above_are_no
     run(scenario())
 
 
-def test_what_is_forgotten_during_a_look_is_looked_up_again() -> None:
+def test_a_ledger_forgotten_during_a_look_is_looked_up_again() -> None:
     """Goal: an answer from before the ledger was deleted does not count."""
 
     async def scenario() -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.storage.reads import _ABSENT_MAX
 from dlcore.base.errors import BookieUnavailableError, NoSuchLedgerError
-from dlcore.ledger.port import ENTRY_ID_MAX
 from dlcore.wire.messages import HELD_RANGES_MAX
+from dlcore.wire.port import ENTRY_ID_MAX
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
 
 
-def test_what_is_not_durable_is_not_held() -> None:
+def test_an_entry_that_is_not_durable_is_not_held() -> None:
     """Goal: no reader counts an entry that a crash would lose."""
 
     async def main() -> None:
@@ -39,9 +39,9 @@ def test_it_says_nothing_of_what_takes_too_long_to_tell() -> None:
             for entry_id in range(0, 200, 2):
                 await storage.writes.add_entry(make_frame(1, entry_id, last_add_confirmed=-1))
             held = await storage.reads.read_held(1)
-            assert held.told_to == 2 * HELD_RANGES_MAX - 1
+            assert held.known_to == 2 * HELD_RANGES_MAX - 1
             assert (
-                held.ranges == [(e, e) for e in range(0, held.told_to + 1, 2)][: len(held.ranges)]
+                held.ranges == [(e, e) for e in range(0, held.known_to + 1, 2)][: len(held.ranges)]
             )
             await storage.writes.add_entry(make_frame(2, 0, last_add_confirmed=-1))
             await storage.writes.add_entry(make_frame(2, 1000, last_add_confirmed=-1))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 STEPS_MAX = 2000
 ONE_IN = 16
-"""Of how many steps one is taken in a sample."""
+"""A sample takes one of so many steps."""
 
 
 def killed(

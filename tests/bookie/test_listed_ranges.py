@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bookie.files.listed_ranges import ListedRanges, RangePage
-from dlcore.ledger.port import EntryRange
+from dlcore.wire.port import EntryRange
 
 
 def listed(*pages: tuple[tuple[int, int], ...]) -> ListedRanges:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskFullError
 from bookie.membership.identity import begin_life, establish_identity
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
@@ -17,6 +16,7 @@ from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata.stored import encode
 from tests.bookie.test_registration import CLOCK, PATHS, boot, connect
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 
 
 async def copy_of(disk: MemoryDisk) -> MemoryDisk:
@@ -30,7 +30,7 @@ async def copy_of(disk: MemoryDisk) -> MemoryDisk:
 
 
 def test_an_older_copy_of_a_folder_is_not_the_bookie() -> None:
-    """What was acknowledged since is not in it; the newest one starts as before."""
+    """It lacks the entries acknowledged since; the newest one starts as before."""
 
     async def scenario() -> None:
         _, store, cluster_id = await connect()
@@ -69,7 +69,7 @@ def test_a_bookie_on_a_full_disk_starts_as_often_as_it_likes() -> None:
     run(scenario())
 
 
-def test_of_two_copies_of_one_life_the_first_that_starts_is_the_bookie() -> None:
+def test_the_first_started_of_two_copies_of_one_life_is_the_bookie() -> None:
     """Though both count the same."""
 
     async def scenario() -> None:

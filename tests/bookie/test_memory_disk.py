@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
-from bookie.disks.memory_folder import SECTOR_BYTES
 from dlcore.base.errors import BookieStorageError
+from tests.fixtures.memory_disk import MemoryDisk
+from tests.fixtures.memory_folder import SECTOR_BYTES
 
 
 def test_a_power_cut_keeps_synced_bytes_and_tears_the_rest() -> None:

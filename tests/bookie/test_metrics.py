@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import SpaceConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.serving.metrics import METRICS, checks, samples, try_disk
 from bookie.serving.read_budget import ReadBudget
 from dlcore.base.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
 from dlcore.base.health import Readiness
 from dlcore.base.metrics import Durations
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def values_of(storage: LedgerStorage, *, connections: int = 0) -> dict[str, floa
     }
 
 
-def test_what_was_written_and_refused_is_counted() -> None:
+def test_written_and_refused_bytes_are_counted() -> None:
     """Each metric has a sample; adds and their syncs are in the histograms."""
 
     async def scenario() -> None:
@@ -65,8 +65,8 @@ def test_what_was_written_and_refused_is_counted() -> None:
     run(scenario())
 
 
-def test_a_full_disk_is_a_check_that_fails() -> None:
-    """The check has the state that the bookie's registration has."""
+def test_a_full_disk_is_a_check_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """The check has the state that the bookie's registration has, and says how much lacks."""
 
     async def scenario() -> None:
         disk = MemoryDisk()
@@ -76,7 +76,9 @@ def test_a_full_disk_is_a_check_that_fails() -> None:
         async with open_storage(disk, small_config(space=space)) as storage:
             found = Readiness.of(checks(storage)).reasons
             assert found["disk"] is None
-            assert found["space"] == "the disk is nearly full, the bookie is read-only"
+            shortage = f"memory has {disk.space().free_bytes} free bytes"
+            assert (found["space"] or "").startswith(f"the bookie is read-only: {shortage}")
+            assert shortage in caplog.text  # it is so from the start, without a change
             with pytest.raises(BookieReadOnlyError):
                 await storage.writes.add_entry(make_frame(1, 0))
             values = values_of(storage)

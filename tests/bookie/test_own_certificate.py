@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bookie import server
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
-from dlcore.access import tls_in_use
+from dlcore.base.access import tls_in_use
 from dlcore.base.clock import SystemClock
 from dlcore.metadata.memory import MemoryTree
 from dlcore.ops.secure.certificates import SERVER
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 URI = "distributedlog://memory:2181/dlog"
 

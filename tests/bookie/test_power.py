@@ -41,7 +41,7 @@ def after(*events: DiskEvent) -> Unsynced:
     return unsynced
 
 
-def test_what_was_synced_stays() -> None:
+def test_synced_changes_stay() -> None:
     """Whatever chance says."""
     unsynced = after(
         Created("", "1.log", 1), NamesSynced(""), Wrote(1, 0, 5, 0, b""), Synced(1), Synced(2)
@@ -74,7 +74,7 @@ def test_a_sector_that_survived_is_not_taken_back_by_an_earlier_write() -> None:
     assert found == {(), (b"mid",), (b"mid", b"old")}
 
 
-def test_of_a_folder_the_latest_changes_are_lost() -> None:
+def test_the_latest_changes_of_a_folder_are_lost() -> None:
     """The metadata of file systems has an order."""
     changes = (Created("", "a", 1), Renamed("", "a", "b", 1), Removed("", "c", 2))
     found = {tuple(lose(after(*changes), random.Random(seed)).names) for seed in SEEDS}

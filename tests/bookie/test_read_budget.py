@@ -25,7 +25,7 @@ READS = st.lists(
 )
 
 
-def test_who_waits_gets_its_turn() -> None:
+def test_a_waiting_reader_gets_its_turn() -> None:
     """No reader overtakes, also if it wants less."""
 
     async def main() -> None:
@@ -54,7 +54,7 @@ def test_who_waits_gets_its_turn() -> None:
 
 
 def test_a_chunk_is_a_share_of_what_is_free() -> None:
-    """So many readers of much leave room for one more; none gets less than a small chunk."""
+    """Many readers of large ranges leave room for one more; none gets less than a small chunk."""
     mib = 1 << 20
     budget = ReadBudget(64 * mib, on_wait=lambda: None)
 
@@ -72,7 +72,7 @@ def test_a_chunk_is_a_share_of_what_is_free() -> None:
     assert ReadBudget(100, on_wait=lambda: None).chunk_bytes(mib) == 100
 
 
-def test_who_goes_while_it_waits_takes_nothing_along() -> None:
+def test_a_reader_that_leaves_while_it_waits_takes_nothing_along() -> None:
     """Before its turn, and in the very moment of it; those behind it go on."""
 
     async def main() -> None:
@@ -93,7 +93,7 @@ def test_who_goes_while_it_waits_takes_nothing_along() -> None:
 
 
 @given(reads=READS)
-def test_what_is_free_is_never_less_than_nothing(
+def test_free_memory_is_never_negative(
     reads: list[tuple[int, int, int, int, int]],
 ) -> None:
     """For all sizes of requests and entries, and for readers that leave at any time.

@@ -1,6 +1,6 @@
 """Readers that stand still cost a bookie little, however many they are.
 
-A bookie process with 10,000 followers that wait, and 1,000 readers each of whom asked for all
+A bookie process with 10,000 followers that wait, and 1,000 readers each of which asked for all
 there is and takes nothing, stays below 300 MB, one with 3,000 and 300 of them below 150; then it
 serves another.
 """
@@ -21,7 +21,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.messages import Follow, Hello, ReadEntries, Update, Welcome
 from tests.fixtures.bookie_process import bookie_process
 from tests.fixtures.lengths import amount

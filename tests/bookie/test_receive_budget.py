@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 1_000_000
 
 
-def test_who_waits_gets_its_turn() -> None:
+def test_a_waiting_reader_gets_its_turn() -> None:
     """No client overtakes; one that leaves wants nothing; if none holds any, any size is right."""
 
     async def scenario() -> None:
@@ -101,7 +101,7 @@ def test_adds_that_have_begun_to_come_are_bounded_over_all_connections(tmp_path:
 
 
 @pytest.mark.parametrize("trickles", [False, True])
-def test_who_stops_in_the_middle_is_given_up_while_others_wait(
+def test_a_stopped_sender_is_given_up_while_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trickles: bool
 ) -> None:
     """Nothing comes any more, or a byte now and then: that connection ends, the other add is taken.
@@ -223,7 +223,7 @@ def test_memory_is_given_back_after_a_client_left(
     run(scenario)
 
 
-def test_who_is_not_read_for_he_takes_no_answers_sends_slowly_too(tmp_path: Path) -> None:
+def test_a_client_that_is_not_read_as_it_takes_no_answers_sends_slowly_too(tmp_path: Path) -> None:
     """Else a client could hold room as long as it likes; one that waits for room holds none."""
 
     async def scenario() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
 from bookie.membership.identity import begin_life, establish_identity
@@ -29,6 +28,7 @@ from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.aio import run, until_async
+from tests.fixtures.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -109,7 +109,7 @@ class Bench:
         return decode(BookieRegistration, node.value, source=AVAILABLE).free_bytes
 
 
-def test_what_changes_while_a_change_is_applied_is_looked_at_again() -> None:
+def test_a_change_during_another_one_is_applied_afterwards() -> None:
     """Nothing that is wanted is forgotten, and nothing is done twice at a time."""
     bench = Bench()
     bench.handle(SetSpace(DiskSpace(free_bytes=1, total_bytes=9)))
@@ -216,7 +216,7 @@ def test_a_damaged_node_ends_the_bookie() -> None:
 
 
 def test_the_removal_takes_only_its_own_nodes() -> None:
-    """What fails is left to the end of the session."""
+    """A failed removal is left to the end of the session."""
     bench = Bench()
     assert bench.handle(Signal.CLOSE) == [RemovalEnded(None)]
     assert bench.handle(Signal.CLOSE) == []

@@ -13,7 +13,6 @@ import pytest
 
 import bookie.server as bookie_server
 from bookie.config import StorageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from bookie.membership.repair import Repairer
 from bookie.server import BookieServer
@@ -27,12 +26,13 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.stored import encode
-from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from dlcore.wire.digest import encode_frame
+from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
 from tests.fixtures import served_bookie
 from tests.fixtures.aio import until
 from tests.fixtures.ledger_cluster import PATHS, TokenClock
 from tests.fixtures.ledgers import LEDGER_ID, bookie, frame_of, metadata_of, quorum_of
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.served_bookie import ANY_SPACE
 from tests.fixtures.storage import open_storage
 from tests.simulation.loop import run
@@ -109,7 +109,7 @@ async def scene_of(metadata: LedgerMetadata = STRIPED) -> AsyncIterator[Scene]:
         await asyncio.wait([task])
 
 
-def test_what_a_read_found_damaged_is_fetched_from_its_other_holder() -> None:
+def test_an_entry_that_a_read_found_damaged_is_fetched_from_another_holder() -> None:
     """Goal: only the write set is asked, and not for fences; the entry is whole at once."""
 
     async def main() -> None:

@@ -21,7 +21,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.aio import until_async
 from tests.fixtures.bookie_process import BookieProcess, bookie_process
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ENTRIES = 40
 DAMAGED_ID = 23
 FILE_BYTES_MAX = "1000"
-"""So small that the damaged entry is in a sealed file: the end of the newest is in memory."""
+"""Files are so small that the damaged entry is in a sealed one: the newest's end is in memory."""
 
 
 def flip_byte(directory: Path, body: bytes) -> None:

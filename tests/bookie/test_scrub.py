@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
     run(main())
 
 
-def test_what_is_damaged_on_a_real_disk_is_found() -> None:
+def test_damage_on_a_real_disk_is_found() -> None:
     """Goal: the scrub reads the file on the device, not the kernel's cached copy of it."""
 
     async def main(directory: Path) -> None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, ScrubConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from dlcore.base.config import MIB
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ LARGE = small_config(
     file_bytes_max=2 * MIB, batch_bytes_max=MIB, scrub=ScrubConfig(bytes_per_second=10**9)
 )
 SIZES = (100_000, 700_000, 10, 263_000, 100_000, 600_000, 50_000, 90_000)
-"""Of entries: around the size that is read at once, so that reads end within headers and bodies."""
+"""Sizes of entries around the size of a read, so that reads end within headers and bodies."""
 ENTRIES = 160
 
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.files import sealed_files as sealed_files_module
 from bookie.files.unsealed import check_place
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.aio import until
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 

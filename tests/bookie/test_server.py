@@ -34,7 +34,7 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.bookie_process import REPOSITORY, BookieProcess, bookie_process, spawn
 from tests.fixtures.lengths import sample
@@ -178,12 +178,12 @@ def test_a_frozen_bookie_registers_again(
             connect(zookeeper, zookeeper_root) as cluster,
             bookie_process(cluster.uri, "b", tmp_path / "b", "--session-timeout-s", "1.5") as one,
             cluster.client(one) as client,
-            cluster.client(one, add_timeout_s=5.0) as hasty,
+            cluster.client(one, add_timeout_s=5.0) as impatient,
         ):
             await client.add_entry(one.bookie, frame_of(LEDGER, 0))
             one.send(signal.SIGSTOP)
             with pytest.raises(BookieUnavailableError):
-                await hasty.add_entry(one.bookie, frame_of(LEDGER, 1))
+                await impatient.add_entry(one.bookie, frame_of(LEDGER, 1))
             await until_async(lambda: _is(cluster.registered_at("b"), ""))
             one.send(signal.SIGCONT)
             await until_async(lambda: _is(cluster.registered_at("b"), one.address))

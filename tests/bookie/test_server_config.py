@@ -112,7 +112,7 @@ def test_files_of_tls_are_read_at_once(tmp_path: Path) -> None:
             BookieConfig.from_options({**REQUIRED, **given, **named})
 
 
-def test_what_a_running_bookie_takes_over() -> None:
+def test_settings_that_a_running_bookie_takes_over() -> None:
     """How it keeps house and what it tells; the rest is named with what was wanted."""
     old = BookieConfig.from_options({**REQUIRED, "garbage_age_ms": 5, "port": 7})
     assert BookieConfig.from_options(old.options) == old

@@ -13,10 +13,10 @@ import pytest
 
 from bookie.serving import service as service_module, session
 from bookie.serving.client_socket import UNSENT_BYTES_HIGH
+from bookie.serving.in_progress import ReadsInProgress
 from bookie.serving.read_budget import ReadBudget
-from bookie.serving.reads_in_progress import ReadsInProgress
 from bookie.storage.reads import Reads
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     BadRequestError,
@@ -26,7 +26,7 @@ from dlcore.base.errors import (
     EntryTooLargeError,
     WrongIncarnationError,
 )
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from dlcore.wire.messages import (
     ADD_BYTES_MAX,
     ADD_FRAMES_MAX,
@@ -54,7 +54,7 @@ from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, STORAGE, fr
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from tests.fixtures.raw_wire import RawEnd
     from tests.fixtures.served_bookie import ServedBookie
 
@@ -288,7 +288,7 @@ def stand_still(served: ServedBookie) -> list[asyncio.Future[None]]:
 def test_many_connections_share_what_is_in_flight(tmp_path: Path, trusting: None) -> None:
     """One alone has its whole bound; of many each has a share, and the last one has some.
 
-    What was in flight is free again when it is settled, also of connections that are gone.
+    Bytes in flight are free again when they are settled, also of connections that are gone.
     """
 
     async def scenario() -> None:
@@ -324,7 +324,7 @@ def test_the_same_budget_bounds_single_entries(
 ) -> None:
     """Many clients ask for large entries one by one, at the same time, and take none.
 
-    What was read for them and not taken is within the budget, but for the little that a connection
+    Entries read for them and not taken are within the budget, except the few that a connection
     holds before it tells that its client is behind.
     """
     monkeypatch.setattr(service_module, "_STALL_S_MAX", 100.0)

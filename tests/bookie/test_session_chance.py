@@ -39,7 +39,14 @@ from bookie.serving.session import (
     Tick,
     WritePaused,
 )
-from dlcore.access.capability import SKEW_S, Grant, LedgerRight, Signer, Verifier, new_private_key
+from dlcore.base.access.capability import (
+    SKEW_S,
+    Grant,
+    LedgerRight,
+    Signer,
+    Verifier,
+    new_private_key,
+)
 from dlcore.base.errors import BookieStorageError
 from dlcore.wire.messages import (
     Authorize,

@@ -126,7 +126,7 @@ def test_the_rest_of_a_message_is_the_next_request() -> None:
 
 
 def test_reading_stops_and_goes_on_once() -> None:
-    """What is not read asks for a turn, in which reading may start again."""
+    """Unread input asks for a turn, in which reading may start again."""
     intake = Intake(FakeRoom())
     assert intake.go_on() == []
     assert intake.stop_reading() == [Call.SET_READING]
@@ -233,7 +233,7 @@ def test_patience_ends_with_silence_and_with_answers_that_no_client_takes() -> N
         patience.check(90, 12.0, is_reading=True)
 
 
-def test_who_makes_no_progress_makes_room_for_others() -> None:
+def test_a_connection_without_progress_makes_room_for_others() -> None:
     """Only when others wait, and never for what is not the client's fault."""
     patience = Patience(bounds_of(), 0.0)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.storage.status import StorageState
 from dlcore.base.errors import (
     BadRequestError,
@@ -23,7 +22,8 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.port import EntryRange
+from dlcore.wire.port import EntryRange
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import (
     ManualClock,
     make_frame,

@@ -14,7 +14,6 @@ import random
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BookieError,
@@ -24,6 +23,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from tests.fixtures.lengths import sample
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
 CONFIG = small_config(file_bytes_max=900, batch_bytes_max=400, garbage=GarbageConfig(age_ms=0))
@@ -34,7 +34,7 @@ OPEN_ATTEMPTS_MAX = 30
 
 
 class Answers:
-    """What the storage said: the only things that must hold afterwards."""
+    """The answers of the storage: only they must hold afterwards."""
 
     def __init__(self) -> None:
         self.acked: set[tuple[int, int]] = set()
@@ -217,7 +217,7 @@ def test_no_fencing_request_is_answered_before_the_fence_is_durable() -> None:
         asyncio.run(main(crash_at))
 
 
-def test_what_was_read_after_a_failed_sync_and_a_restart_survives_a_power_cut() -> None:
+def test_entries_read_after_a_failed_sync_and_a_restart_survive_a_power_cut() -> None:
     """Goal: pages of a failed sync look written and are not; replay must not serve them as durable.
 
     Method: the sync of a batch fails, the process is killed, the next one reads the page cache, and

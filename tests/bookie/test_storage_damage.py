@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.aio import run, until
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_a_clean_stop_proves_what_it_flushed(with_lac: bool) -> None:
     run(main())
 
 
-def test_what_a_restart_found_is_proven_soon() -> None:
+def test_entries_that_a_restart_found_are_proven_soon() -> None:
     """Goal: the last batch before a kill is served after it, so it must be protected then."""
 
     async def main() -> None:
@@ -152,7 +152,7 @@ def test_a_rotted_footer_hides_no_entry(is_open: bool, hidden_id: int) -> None:
     """Goal: recovery counts noes, so a "no" out of a footer that changed would lose an entry.
 
     Method: the id of an entry is changed in the footer of a sealed file, while that is in use and
-    while it is not.  What is in use is a copy in memory, and stays right; but a footer that is
+    while it is not.  The used copy is in memory, and stays right; but a footer that is
     damaged on the disk proves nothing absent, whatever the copy says.
     """
     config = small_config(file_bytes_max=900, open_files_max=1)

@@ -10,7 +10,6 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BadRequestError,
@@ -19,8 +18,9 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.port import ENTRY_ID_MAX
+from dlcore.wire.port import ENTRY_ID_MAX
 from tests.fixtures.lengths import amount
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config
 
 LEDGERS = st.integers(0, 2)
@@ -53,7 +53,7 @@ class Ledger:
 
 
 class DumbStorage:
-    """What the storage must answer."""
+    """The right answers of the storage."""
 
     def __init__(self) -> None:
         self.ledgers: dict[int, Ledger] = {}
@@ -142,7 +142,7 @@ async def ask(storage: LedgerStorage, request: tuple[Any, ...]) -> Any:
                 return await storage.reads.read_lac(ledger_id, fence=fence)
             case ("read_held", ledger_id):
                 held = await storage.reads.read_held(ledger_id)
-                assert held.told_to == ENTRY_ID_MAX
+                assert held.known_to == ENTRY_ID_MAX
                 ids = (range(first, last + 1) for first, last in held.ranges)
                 return held.last_add_confirmed, [*chain.from_iterable(ids)]
             case ("list", ledger_id):

@@ -9,7 +9,6 @@ import random
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
@@ -21,6 +20,7 @@ from dlcore.base.errors import (
     LedgerFencedError,
 )
 from tests.fixtures.aio import run
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import follow, make_frame, open_storage, read_all, small_config
 from tests.simulation.loop import run as run_virtually
 
@@ -118,7 +118,7 @@ def test_an_intact_entry_is_never_overwritten() -> None:
 
 
 @pytest.mark.parametrize("header_is_damaged", [False, True])
-def test_of_many_replacements_at_once_one_wins_and_stays(header_is_damaged: bool) -> None:
+def test_one_of_many_replacements_at_once_wins_and_stays(header_is_damaged: bool) -> None:
     """Goal: the others meet an intact entry, though it was damaged when they were called.
 
     Method: with the record's header gone too, nothing says any more which bytes are right.

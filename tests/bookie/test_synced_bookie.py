@@ -19,7 +19,7 @@ import pytest
 from dlcore import DLError, LedgerClientConfig, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
-from tests.fixtures.disk_changes import Told, decode
+from tests.fixtures.disk_changes import Promised, decode
 from tests.fixtures.disk_promises import broken_promises
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import amount
@@ -66,7 +66,7 @@ def events_of(path: Path) -> list[Event]:
 
 def counts_of(history: list[Event]) -> Counter[str]:
     """Return how often what was answered."""
-    return Counter(each.what.split()[0] for each in history if isinstance(each, Told))
+    return Counter(each.what.split()[0] for each in history if isinstance(each, Promised))
 
 
 @asynccontextmanager
@@ -154,8 +154,8 @@ def test_no_answer_comes_before_its_bytes_are_durable(
         kept = asyncio.run(live_three_times(tmp_path, uri, mutant))
     history = events_of(tmp_path / "history")
 
-    def is_released(told: Told) -> bool:
-        kind, _, about = told.what.partition(" ")
+    def is_released(promise: Promised) -> bool:
+        kind, _, about = promise.what.partition(" ")
         # A LAC ends with the next one, and garbage with the file that names it.
         is_superseded = kind in ("garbage", "LAC")
         return is_superseded or (kind != "identity" and int(about.partition(":")[0]) not in kept)

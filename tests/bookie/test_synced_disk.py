@@ -16,7 +16,7 @@ import pytest
 from bookie.disks import file_calls, real as real_disk
 from bookie.disks.real import RealDisk
 from dlcore.base.errors import BookieStorageError
-from tests.fixtures.disk_changes import Told, Unsynced
+from tests.fixtures.disk_changes import Promised, Unsynced
 from tests.fixtures.disk_recorder import DiskRecorder
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Watched:
         DiskRecorder(root, self._note, keeps_written=False).install(replace)
 
     def _note(self, event: Event) -> None:
-        assert not isinstance(event, Told)
+        assert not isinstance(event, Promised)
         self.unsynced.handle(event)
         self.calls.append(type(event).__name__)
 

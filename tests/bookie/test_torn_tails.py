@@ -1,6 +1,6 @@
 """The newest file cut at every byte of its last batches, and within the footer that was to seal it.
 
-What a crash tears was not acknowledged.  But every record that is whole must be kept: the
+Torn records were not acknowledged.  But every record that is whole must be kept: the
 crash may have come between the sync and the answer, or after it.
 """
 

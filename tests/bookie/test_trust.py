@@ -23,7 +23,7 @@ from bookie.serving.session import (
     StoreEach,
     StoreRun,
 )
-from dlcore.access.capability import Verifier
+from dlcore.base.access.capability import Verifier
 from dlcore.base.errors import BadRequestError, BookieAccessDeniedError
 from dlcore.wire.messages import Add, Ping, ReadLac
 from tests.fixtures.raw_wire import adds
@@ -116,7 +116,7 @@ def test_signs_of_life_make_turns_small() -> None:
     assert bench.session.intake.is_reading
 
 
-def test_who_was_quiet_for_a_while_is_trusted_again() -> None:
+def test_a_client_that_was_quiet_for_a_while_is_trusted_again() -> None:
     """A client that only reads sends a sign of life now and then."""
     bench = Bench()
     bench.take(*[Ping(1)] * 5)

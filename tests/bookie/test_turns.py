@@ -41,7 +41,7 @@ class Client:
         self.is_aborted = True
 
 
-def test_who_is_alone_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_stream_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a turn of the event loop; what is left of its requests comes in later ones."""
     monkeypatch.setattr(module, "_TURN_S", 0.0)
 
@@ -59,7 +59,7 @@ def test_who_is_alone_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     run(main())
 
 
-def test_who_has_taken_some_waits_for_more_as_busy_ones_do(
+def test_a_stream_that_has_taken_some_waits_for_more_as_busy_ones_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Behind those that ask for little."""
@@ -78,7 +78,7 @@ def test_who_has_taken_some_waits_for_more_as_busy_ones_do(
     run(main())
 
 
-def test_who_asks_for_little_comes_before_those_that_always_have_more(
+def test_a_stream_that_asks_for_little_comes_before_busy_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many these are: at most one of them is served before it.
@@ -128,7 +128,7 @@ def test_a_defect_ends_one_connection_and_no_other() -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12), data=st.data())
-def test_who_owes_nothing_waits_for_one_turn_of_another(
+def test_a_stream_without_debt_waits_for_one_turn_of_another(
     sizes: list[int], data: st.DataObject
 ) -> None:
     """And of the greedy ones none has two turns while another that waits has none."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from dlcore.base.errors import BookieError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import amount
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, read_entries, small_config
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ async def added(
 
 @settings(max_examples=amount(100, sampled=30))
 @given(GROUPS, FILES, st.lists(st.booleans(), min_size=1, max_size=5))
-def test_what_is_written_at_once_is_what_is_queued(
+def test_queued_entries_are_written_at_once(
     groups: list[Any], file_bytes: int, quick: list[bool]
 ) -> None:
     """The same entries in the same files, acknowledged in the same order, and the same counts."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
-from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from dlcore.base.errors import BookieStorageError, LedgerFencedError
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
 

@@ -15,8 +15,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.access.tls_in_use import TlsInUse
 from dlcore.backends.direct.namespace import DirectNamespace
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import DLError, LogNotFoundError
@@ -31,7 +31,7 @@ from dlcore.ops.autorecovery.joining import joined
 from dlcore.ops.autorecovery.service import AutoRecovery
 from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.chaos.client import CLIENT_CONFIG, files_of
 from tests.chaos.plan import BOOKIE_SESSION_S
 

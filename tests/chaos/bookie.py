@@ -1,4 +1,4 @@
-"""A bookie whose disk can lose power, and be told to fail or to be slow where there is no strace.
+"""A bookie whose disk can lose power, fail or be slow on command where there is no strace.
 
 `python -m tests.chaos.bookie CONTROL-FILE JOURNAL ...` is `python -m bookie ...`, but each sync,
 and each write, which may sync by itself, first looks into the file: "error" makes it fail, "delay

@@ -1,6 +1,6 @@
 """A client process of the chaos run: writers, staged appends, tail readers or a recoverer.
 
-It notes in its file of events (see `history`) what it is about to do, and what it was told.  An
+It notes in its file of events (see `history`) what it is about to do, and what it learned.  An
 error of dlog is an answer like another: the client tries again.  Any other exception ends it, and
 fails the run.
 """
@@ -55,7 +55,7 @@ _SCRATCH_REPEATS = 15_000
 
 @dataclass(frozen=True)
 class Work:
-    """What a client process does; its only argument, as JSON."""
+    """The task of a client process; its only argument, as JSON."""
 
     name: str
     life: int
@@ -312,7 +312,7 @@ class Client:
             await self._attempt(f"recover {log}", recover)
 
     async def _fence(self, manager: DistributedLogManager) -> None:
-        """Recover the ledger under a live writer, which nobody told."""
+        """Recover the ledger under a live writer, which does not know it."""
         segments = await manager.get_log_segments()
         if segments and (extents := segments[-1].extents):
             await self._namespace.ports.ledgers.recover_ledger(extents[-1].ledger_id)
@@ -334,7 +334,7 @@ async def _open_persistently(work: Work, events: Events) -> DirectNamespace:
 
 
 def files_of(tls: Mapping[str, str] | None) -> TlsFiles | None:
-    """Return the files that a process was told of."""
+    """Return the files that a process was given."""
     return None if tls is None else TlsFiles(**tls)
 
 

@@ -148,7 +148,7 @@ class Cluster:
 
     @property
     def _files(self) -> dict[str, str] | None:
-        """The files of a client, as processes are told of them."""
+        """The files of a client, as processes are given them."""
         return None if self.tls is None else dataclasses.asdict(self.tls)
 
     def _process_ids(self) -> dict[str, int]:
@@ -329,7 +329,7 @@ class Cluster:
         return [LOADED_PYTHON, "-m", "tests.chaos.producers", options]
 
     async def find_owner(self) -> str | None:
-        """Return which proxy owns the log of the producers; None if none does, or nobody knows."""
+        """Return which proxy owns the log of the producers; None if none does or none knows."""
         try:
             names = await self.store.get(self.paths.log(PROXIED))
             if names is None:

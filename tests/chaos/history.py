@@ -2,7 +2,7 @@
 
 The checker knows nothing of the system's own state.  Writers note each append before they hand it
 over and each acknowledgement after they have it; readers note what they were given; at the end
-somebody reads every log from its beginning.  Times are seconds of the machine's monotonic clock,
+a reader reads every log from its beginning.  Times are seconds of the machine's monotonic clock,
 which all processes share.
 
 One line is one event, its fields separated by tabs:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NO_GROUP = "-"
 UNKNOWN_DLSN = "-"
 DAMAGED = "?"
-"""Stands for the identity of a payload that nobody can have written."""
+"""Stands for the identity of a payload that no client can have written."""
 
 _EXAMPLES_MAX = 5
 
@@ -120,7 +120,7 @@ class Verdict:
         "doubled",  # readable twice
         "out of order",  # against the order in which it was written and acknowledged
         "moved",  # readable at another position than the one acknowledged
-        "damaged",  # bytes that nobody wrote
+        "damaged",  # bytes that no client wrote
         "in the wrong log",
         "torn apart",  # an atomic append of which a part is readable
         "misnumbered",  # positions or sequence ids that do not rise as promised
@@ -176,11 +176,11 @@ def _check_identities(
     seen: dict[str, tuple[str, DLSN]],
     verdict: Verdict,
 ) -> None:
-    """Check that each record was appended, once, here, and lies where its writer was told."""
+    """Check that each record was appended, once, here, and lies where its writer's answer said."""
     for record in records:
         append = history.appends.get(record.identity)
         if append is None:
-            verdict.blame("damaged", f"{log} {record.dlsn}: nobody appended {record.identity!r}")
+            verdict.blame("damaged", f"{log} {record.dlsn}: no client appended {record.identity!r}")
             continue
         if record.identity in seen:
             other, dlsn = seen[record.identity]

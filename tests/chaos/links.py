@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 64 * 1024
 _SOCKET_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-NOBODY = "?"
+UNKNOWN = "?"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What happens on the links from `sources` to `endpoints` while the rule is in force.
+    """The faults on the links from `sources` to `endpoints` while the rule is in force.
 
-    What is held arrives once the rule is gone, as TCP sends again what was lost.
+    Held data arrives once the rule is gone, as TCP sends again what was lost.
     """
 
     sources: frozenset[str]
@@ -184,7 +184,7 @@ class Network:
         for name, pid in self._processes().items():
             if inode is not None and _has_open(pid, wanted):
                 return name
-        return NOBODY
+        return UNKNOWN
 
 
 def _inode_of(*, local_port: int, remote_port: int) -> str | None:

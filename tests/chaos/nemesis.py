@@ -56,7 +56,7 @@ _COPY_PATIENCE_S = 30.0
 _SYNC_DELAY_S_MAX = 1.5
 _LINK_DELAY_S_MAX = 0.8
 _FULL_SHARE = 0.5
-"""Of the fills, those that leave nothing at all."""
+"""The share of the fills that leave nothing at all."""
 
 
 class NemesisError(Exception):
@@ -77,7 +77,7 @@ class Nemesis:
         """Incarnations whose disk was lost in this run."""
         self.taken_back = 0
         """Sectors, ends of files and names that losses of power took back."""
-        self.told: Counter[str] = Counter()
+        self.releases: Counter[str] = Counter()
         """The most members of each release at once, seen before each change."""
         self._wiping = asyncio.Lock()
         self._is_finalizing = False
@@ -267,19 +267,19 @@ class Nemesis:
     async def _finalize(self, _fault: Fault) -> None:
         """Let all processes run this release, and finalize its features."""
         self._is_finalizing = True
-        await self._require_told_releases()
+        await self._require_reported_releases()
         for service in self._cluster.services.values():
             async with service.turn:
                 if service.installed is not None:
                     await service.stop()
                     service.installed = None
                     service.start()
-        await self._require_told_releases()
+        await self._require_reported_releases()
         await persistently(self._cluster.finalize, timeout_s=_PATIENCE_S)
 
-    async def _require_told_releases(self) -> None:
+    async def _require_reported_releases(self) -> None:
         if not await Deadline(_PATIENCE_S).wait(self._bookies_tell_their_releases):
-            raise NemesisError(f"bookies run other releases than they tell: {self.told}")
+            raise NemesisError(f"bookies run other releases than they announce: {self.releases}")
 
     async def _bookies_tell_their_releases(self) -> bool:
         """Return whether each that is registered runs what it was started as; note all members."""
@@ -287,7 +287,7 @@ class Nemesis:
             members = (await self._cluster.look_at_releases()).members
         except DLError:
             return False  # the metadata store is away
-        self.told |= Counter(f"{each.role} {each.version}" for each in members)
+        self.releases |= Counter(f"{each.role} {each.version}" for each in members)
         versions = {each.name: each.version for each in members if each.role is Role.BOOKIE}
         return bool(versions) and all(
             versions.get(name, each.version) == each.version

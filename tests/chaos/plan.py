@@ -1,6 +1,6 @@
 """The plan of the nemesis, drawn from the seed alone: the same seed, the same plan.
 
-Only the plan is reproducible.  What it meets is real: processes, disks and their timing.
+Only the plan is reproducible.  All else is real: processes, disks and their timing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ADD_TIMEOUT_S = 3.0
-"""Of the clients, for adds and reads alike."""
+"""The time-out of the clients, for adds and reads alike."""
 BOOKIE_SESSION_S = 4.0
 CLIENT_SESSION_S = 10.0
-"""What `open_namespace` takes."""
+"""The settings for `open_namespace`."""
 
 PROXY_SESSION_S = 4.0
-"""What a proxy takes by itself."""
+"""The further settings of a proxy."""
 OWNER_DIES_EVERY_S = 10.0
 
 KINDS = (

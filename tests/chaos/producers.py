@@ -34,7 +34,7 @@ _PAUSE_S_MAX = 0.5
 
 @dataclass(frozen=True)
 class Production:
-    """What a process of producers does; its only argument, as JSON."""
+    """The task of a process of producers; its only argument, as JSON."""
 
     name: str
     life: int

@@ -38,12 +38,12 @@ _AFTERMATH_S = 3.0
 
 @dataclass
 class Report:
-    """What a run did and found."""
+    """The faults of a run, and its findings."""
 
     seed: int
     faults: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
-    told: Counter[str] = field(default_factory=Counter)
+    releases: Counter[str] = field(default_factory=Counter)
     impossible: tuple[str, ...] = ()
     sync_method: str = ""
     seconds: float = 0.0
@@ -59,7 +59,7 @@ class Report:
     taken_back: int = 0
     verdict: Verdict = field(default_factory=Verdict)
     failures: list[str] = field(default_factory=list)
-    """What went wrong beyond the records: no progress, processes that broke."""
+    """Failures beyond the records: no progress, processes that broke."""
 
     @property
     def is_clean(self) -> bool:
@@ -73,7 +73,11 @@ class Report:
             f"faults: {_listed(self.faults)} (in all {self.faults.total()})",
             f"left out: {_listed(self.left_out) or 'none'}",
             f"not possible here: {', '.join(self.impossible) or 'none'}",
-            *(f"most of a release at once: {each}" for each in [_told(self.told)] if each),
+            *(
+                f"most of a release at once: {each}"
+                for each in [_counted_releases(self.releases)]
+                if each
+            ),
             f"taken back by losses of power: {self.taken_back} sectors, ends of files and names",
             f"records: appended {self.appends}, acknowledged {self.acked}, read back {self.read}",
             f"acknowledged entries {self.acked_entries}, records tailed {self.tailed}",
@@ -93,7 +97,7 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {counts[kind]}" for kind in MIXED_KINDS if counts[kind])
 
 
-def _told(counts: Mapping[str, int]) -> str:
+def _counted_releases(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{each} {count}" for each, count in sorted(counts.items()))
 
 
@@ -129,7 +133,7 @@ async def run_chaos(
     """Run and judge; the folder with all data and logs stays when something is wrong, or `keeps`.
 
     Args:
-        tell: is told of progress.
+        tell: takes lines of progress.
         producers: how many write through proxies; None: some, more in a longer run.
         is_secure: whether bookies and proxies ask for certificates.
         last: the version of the release that all processes run first, out of the history.
@@ -183,7 +187,7 @@ class _Run:
         except* NemesisError as group:
             report.failures += [str(error) for error in group.exceptions]
         report.faults, report.left_out = nemesis.counts, nemesis.left_out
-        report.taken_back, report.told = nemesis.taken_back, nemesis.told
+        report.taken_back, report.releases = nemesis.taken_back, nemesis.releases
         healed_s = time.monotonic()
         report.seconds = healed_s - began_s
         self._tell("healed")

@@ -1,4 +1,4 @@
-"""The processes of a run: each is kept running unless somebody means it to be down."""
+"""The processes of a run: each is kept running unless a fault means it to be down."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Service:
         self.is_wanted = False
         self.starts = 0
         self.unexpected: list[str] = []
-        """What ended in a way that nobody planned."""
+        """The processes that ended in an unplanned way."""
         self._command = command
         self._warden = warden
         self._may_end = may_end
@@ -88,7 +88,7 @@ class Service:
 
     @property
     def output(self) -> str:
-        """What the latest process has written."""
+        """The output of the latest process."""
         return "" if self._child is None else self._child.output()
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class Service:
     async def stop(self) -> bool:
         """Stop it in order; return False if it had to be killed, or failed on its way out.
 
-        A process that is told to stop before it has begun to work is ended by the signal itself.
+        A process that is signalled to stop before it has begun to work ends by the signal itself.
         """
         self.is_wanted = False
         if self._child is None:
@@ -149,7 +149,7 @@ class Service:
                     self.start()
 
     def _note_end(self) -> None:
-        """Judge an end that nobody asked for, once."""
+        """Judge an end that was not asked for, once."""
         child = self._child
         if child is None or child is self._reported or child.exit_status is None:
             return
@@ -230,7 +230,7 @@ def bookie_may_end(status: int, output: str) -> bool:
 
 
 def client_may_end(_status: int, _output: str) -> bool:
-    """Clients go on until they are told to stop."""
+    """Clients go on until they get the signal to stop."""
     return False
 
 

@@ -50,11 +50,11 @@ def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path, options: tuple[
     assert "lost 0, doubled 0, out of order 0\n" in output
     assert errors.read_text() == ""
     shown = r"^(faults|left out|not possible here): (.*)$"
-    told = dict(re.findall(shown, output, re.MULTILINE))
-    done = {kind for kind in MIXED_KINDS if re.search(rf"\b{kind} \d", told["faults"])}
-    impossible = {kind for kind in KINDS if kind in told["not possible here"]}
+    found = dict(re.findall(shown, output, re.MULTILINE))
+    done = {kind for kind in MIXED_KINDS if re.search(rf"\b{kind} \d", found["faults"])}
+    impossible = {kind for kind in KINDS if kind in found["not possible here"]}
     if is_mixed:  # where processes restart all the time, a fault may find nothing to break
-        impossible |= {kind for kind in KINDS if kind in told["left out"]}
+        impossible |= {kind for kind in KINDS if kind in found["left out"]}
     assert done | impossible == set(MIXED_KINDS if is_mixed else KINDS)
     if is_mixed:
         (releases,) = re.findall(r"^most of a release at once: (.*)$", output, re.MULTILINE)

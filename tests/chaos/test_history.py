@@ -82,7 +82,7 @@ def test_one_writer_out_of_order() -> None:
 
 
 def test_two_writers_out_of_order_in_time() -> None:
-    """What began after an acknowledgement comes after it; what overlapped may come either way."""
+    """An append that began after an acknowledgement comes after it; overlapping ones may swap."""
     after = history_of("S log w#0 - 1.0", "A w#0 - 1.1", "S log v#0 - 1.2", "A v#0 - 1.3")
     assert counts(after, found("w#0", "v#0")) == {}
     assert counts(after, found("v#0", "w#0")) == {"out of order": 1}
@@ -91,13 +91,13 @@ def test_two_writers_out_of_order_in_time() -> None:
 
 
 def test_a_moved_record() -> None:
-    """It is read, and not where its writer was told."""
+    """It is read, and not where its writer's answer said."""
     moved = replace(WHOLE[2], dlsn=DLSN(1, 3, 0))
     assert counts(history_of(*SOUND), [*WHOLE[:2], moved]) == {"moved": 1}
 
 
 def test_a_damaged_record() -> None:
-    """Bytes that nobody wrote; the record they were is lost."""
+    """Bytes that no client wrote; the record that they were is lost."""
     assert counts(history_of(*SOUND), [*WHOLE[:2], replace(WHOLE[2], identity=DAMAGED)]) == {
         "damaged": 1,
         "lost": 1,

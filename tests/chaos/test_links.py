@@ -1,4 +1,4 @@
-"""The proxy between processes: it tells callers apart, and breaks only what it is told to."""
+"""The proxy between processes: it distinguishes callers, and breaks only what its rules say."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: 
     return await reader.readexactly(len(text))
 
 
-def test_what_no_rule_concerns_passes() -> None:
+def test_a_message_without_a_rule_passes() -> None:
     """Rules of other callers do not hold for this one; neither does one that is gone."""
 
     async def scenario() -> None:
         async with echo(THIS_PROCESS) as server, server.connect() as (reader, writer):
-            other = rule("somebody else", cut=True)
+            other = rule("another caller", cut=True)
             server.network.add_rule(other)
             assert await ask(reader, writer, b"one") == b"one"
             mine = rule(cut=False, requests=True)
@@ -137,7 +137,7 @@ def test_a_cut_ends_connections(resets_only: bool) -> None:
 
 
 @pytest.mark.parametrize(("requests", "answers"), [(True, False), (False, True), (True, True)])
-def test_what_is_held_arrives_later(requests: bool, answers: bool) -> None:
+def test_a_held_message_arrives_later(requests: bool, answers: bool) -> None:
     """In one direction, or in both; nothing is lost, nothing is reset."""
 
     async def scenario() -> None:

@@ -21,6 +21,7 @@ from tests.chaos.plan import (
     Fault,
     make_plan,
 )
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ def test_the_seed_alone_decides() -> None:
     assert plan_of(7) != plan_of(8)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_every_kind_comes_once_at_least(seed: int) -> None:
     """Also in a short run; times rise, targets exist."""
     plan = plan_of(seed)

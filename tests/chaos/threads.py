@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what `function` returns in a thread; a cancelled caller waits for its end.
 
-    So nothing is started by a thread after everything was stopped.
+    Therefore no thread starts anything after everything was stopped.
     """
     task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:

@@ -1,6 +1,6 @@
 """The checker: each record that the source wrote is in each channel once, in the source's order.
 
-Of a log that was truncated or deleted, what the channel did not hold by then may be missing, and
+After a truncation or deletion, rows that the channel did not hold by then may be missing, and
 nothing else may.
 
 It trusts what the source noted while it wrote, and nothing that Spark or dlog say of themselves.
@@ -26,7 +26,7 @@ EXAMPLES_MAX = 20
 
 @dataclass(slots=True)
 class Written:
-    """What one source noted: the numbers it tried, and those that were acknowledged."""
+    """The notes of one source: the numbers it tried, and those that were acknowledged."""
 
     attempted: int = 0
     """All numbers below this were tried."""

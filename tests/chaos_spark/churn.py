@@ -43,7 +43,7 @@ class Life:
 
 
 class Churn:
-    """What is written and lost, by source; `run` goes on until it is cancelled."""
+    """The written and the lost records, by source; `run` goes on until it is cancelled."""
 
     def __init__(
         self,

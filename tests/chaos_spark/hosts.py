@@ -35,7 +35,7 @@ _NETWORK = "10.77.0"
 
 
 class Report(Protocol):
-    """What a run found; its text is for people."""
+    """The findings of a run; its text is for people."""
 
     @property
     def is_clean(self) -> bool:
@@ -140,7 +140,7 @@ class Hosts(Machine):
         _run("ip", "link", "add", _SWITCH, "type", "bridge")
         _run("ip", "address", "add", f"{_NETWORK}.1/24", "dev", _SWITCH)
         _run("ip", "link", "set", _SWITCH, "up")
-        # No name server can be asked from here: nobody shall wait for one.
+        # No name server can be asked from here: no program shall wait for one.
         self._names = folder / "hosts"
         self._names.write_text("127.0.0.1 localhost\n" + f"127.0.0.1 {os.uname().nodename}\n")
         _run("mount", "--bind", str(self._names), "/etc/hosts")

@@ -36,20 +36,20 @@ _DRAIN_TIMEOUT_S = 300.0
 _HEALED_TIMEOUT_S = 120.0
 """Bounds for a busy machine."""
 _LOOK_EVERY_S = 1.0
-_SOMEBODY_TIMEOUT_S = 60.0
+_PROCESS_TIMEOUT_S = 60.0
 _STARTS_MAX = 3
-"""A driver that nobody kills and that ends more often is broken."""
+"""A driver that ends more often without being killed is broken."""
 _ONLY_ON_CLUSTER = ("kill executor",)
 
 
 @dataclass
 class Report:
-    """What a run did and found."""
+    """The faults of a run, and its findings."""
 
     seed: int
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    nobody_there: Counter[str] = field(default_factory=Counter)
+    none_there: Counter[str] = field(default_factory=Counter)
     has_hosts: bool = False
     passed: int = 0
     """Records that came to the targets while there were faults."""
@@ -58,9 +58,9 @@ class Report:
     drained_s: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)
     churn: Counter[str] = field(default_factory=Counter)
-    """What was asked of the logs that come and go."""
+    """The requests to the logs that come and go."""
     survivors: Verdict = field(default_factory=Verdict)
-    """Of the query that follows those logs."""
+    """The progress of the query that follows those logs."""
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -80,7 +80,7 @@ class Report:
             [
                 f"seed {self.seed}: {self.seconds:.0f} s of faults, processes on {where}",
                 f"kills {self.kills}; faults: {faults}",
-                f"met nobody: {dict(self.nobody_there) or 'none'}; drivers started {self.drivers}",
+                f"met none: {dict(self.none_there) or 'none'}; drivers started {self.drivers}",
                 f"records that reached a target under faults {self.passed}",
                 f"records of the sources {self.records}, checked in all {self.verdict.checked}",
                 str(self.verdict),
@@ -227,9 +227,9 @@ class Run:
             whom = await self._cut(fault)
         else:
             whom = await self._kill(fault)
-        self._tell(f"{fault} {whom or '(nobody there)'}")
+        self._tell(f"{fault} {whom or '(no process there)'}")
         if whom is None:
-            self._report.nobody_there[fault.kind] += 1
+            self._report.none_there[fault.kind] += 1
         else:
             self._report.faults[fault.kind] += 1
 
@@ -247,7 +247,7 @@ class Run:
                     whom.append(pid)
             return bool(whom)
 
-        await Deadline(_SOMEBODY_TIMEOUT_S).wait(has_killed)
+        await Deadline(_PROCESS_TIMEOUT_S).wait(has_killed)
         return f"process {whom[0]}" if whom else None
 
     async def _pause_zookeeper(self, fault: Fault) -> str:

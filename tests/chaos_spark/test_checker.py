@@ -68,7 +68,7 @@ def test_broken_promises(records: list[tuple[str, int]], expected: dict[str, int
         ([("s", 3), ("t", 0), ("s", 1), ("t", 1), ("s", 5)], 1, {"out of order": 1}),
     ],
 )
-def test_what_was_truncated_may_be_missing(
+def test_truncated_rows_may_be_missing(
     records: list[tuple[str, int]], excused: int, expected: dict[str, int]
 ) -> None:
     """It alone, and not in place of another; what is there is there once and in order."""
@@ -79,7 +79,7 @@ def test_what_was_truncated_may_be_missing(
 
 
 def test_channels_that_differ() -> None:
-    """What the source did not hear of is in all channels or in none."""
+    """An unacknowledged record is in all channels or in none."""
     with_more = [*WHOLE[:3], ("s", 2), *WHOLE[3:]]
     assert counts_of({"one": [with_more], "two": [WHOLE]}) == {"not in every channel": 1}
 

@@ -25,7 +25,7 @@ HELD = 7
 ENOUGH = Counter(created=8, truncated=12, renamed=3, deleted=3)
 
 
-def test_what_is_missing_was_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_row_was_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over lives with truncations, renamings, deletions, and logs created again."""
     monkeypatch.setattr(churn, "_BATCH_GAP_S", 0.0)
     monkeypatch.setattr(churn, "_PAUSE_S", 0.01)

@@ -26,6 +26,6 @@ def test_a_long_plan_kills_often() -> None:
 
 
 def test_the_first_faults_are_of_all_kinds() -> None:
-    """So that a short run has met each of them."""
+    """A short run therefore has each of them."""
     plan = make_plan(3, seconds=60, kinds=KILLS)
     assert {fault.kind for fault in plan[: len(KILLS)]} == set(KILLS)

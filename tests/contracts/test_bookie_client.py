@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving.control import LISTED_RANGES_MAX
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     BadRequestError,
@@ -25,9 +25,9 @@ from dlcore.base.errors import (
     WrongIncarnationError,
 )
 from dlcore.base.ids import BookieId
-from dlcore.ledger.port import ENTRY_ID_MAX, BookieClient, EntryRange, FollowUpdate
-from dlcore.transport.client import WireBookieClient
-from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+from dlcore.wire.client import WireBookieClient
+from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
+from dlcore.wire.port import ENTRY_ID_MAX, BookieClient, EntryRange, FollowUpdate
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Tls, make_tls
 from tests.fixtures.served_bookie import (
@@ -52,7 +52,7 @@ ABSENT = BookieId("bookie-absent", "a" * 32)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One running bookie and a client; `ABSENT` is a bookie that nobody can reach."""
+    """One running bookie and a client; `ABSENT` is a bookie that no client can reach."""
 
     client: BookieClient
     bookie: BookieId
@@ -259,7 +259,7 @@ def test_a_list_of_ranges_may_be_longer_than_a_page(open_cluster: Open, count: i
     run(open_cluster, scenario)
 
 
-def test_what_was_never_held_is_a_proven_no(open_cluster: Open) -> None:
+def test_an_entry_that_was_never_held_is_a_proven_no(open_cluster: Open) -> None:
     """Ask for everything about a ledger that the bookie never saw."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -327,10 +327,10 @@ def test_the_lac_comes_with_entries_and_by_itself(open_cluster: Open) -> None:
     run(open_cluster, scenario)
 
 
-def test_what_is_held_above_the_lac_is_told_before_anybody_says_that_it_is_confirmed(
+def test_entries_above_the_lac_are_reported_before_a_client_confirms_them(
     open_cluster: Open,
 ) -> None:
-    """Gaps are told, and what is confirmed is not told again."""
+    """Gaps are reported, and confirmed entries are not reported again."""
 
     async def scenario(cluster: Cluster) -> None:
         client, bookie = cluster.client, cluster.bookie
@@ -543,7 +543,7 @@ def test_another_incarnation_gets_nothing(open_cluster: Open) -> None:
 
 
 def test_a_bookie_out_of_reach_is_unknown_never_no(open_cluster: Open) -> None:
-    """Ask a bookie that nobody can reach: every answer is unknown."""
+    """Ask an unreachable bookie: every answer is unknown."""
 
     async def scenario(cluster: Cluster) -> None:
         client = cluster.client

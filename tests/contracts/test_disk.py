@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from dlcore.base.errors import BookieStorageError
+from tests.fixtures.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,7 +66,7 @@ def test_created_content_and_appends_are_there_for_the_next_owner(open_disk: Ope
     run(open_disk, read)
 
 
-def test_what_was_appended_just_now_may_be_had_without_waiting(open_disk: OpenDisk) -> None:
+def test_a_record_appended_just_now_can_be_read_without_waiting(open_disk: OpenDisk) -> None:
     """Goal: it is whole and right, or to be waited for; what is behind the end never comes."""
 
     async def test(disk: Disk) -> None:
@@ -195,7 +195,7 @@ def test_a_recycled_file_is_gone_and_what_is_made_of_it_is_new(open_disk: OpenDi
     run(open_disk, read)
 
 
-def test_a_file_is_not_used_again_while_somebody_reads_it(open_disk: OpenDisk) -> None:
+def test_a_file_is_not_used_again_while_it_is_read(open_disk: OpenDisk) -> None:
     """Goal: a reader that found its file before it was dropped never reads another one's bytes."""
 
     async def test(disk: Disk) -> None:
@@ -211,7 +211,7 @@ def test_a_file_is_not_used_again_while_somebody_reads_it(open_disk: OpenDisk) -
     run(open_disk, test)
 
 
-def test_what_is_allocated_ahead_counts_as_free(open_disk: OpenDisk) -> None:
+def test_space_allocated_ahead_counts_as_free(open_disk: OpenDisk) -> None:
     """Goal: an append costs its own size of the space, however much was allocated for it.
 
     Others write to the real disk too, and free space there: the middle of many costs is ours.

@@ -380,7 +380,7 @@ def test_a_watch_does_not_speak_of_other_nodes_or_after_its_end(backend: Backend
         kept, ended = Watcher(), Watcher()
         store.watch(path, kept)
         stop = store.watch(path, ended)
-        await store.get(path, fresh=True)  # behind the watches: they are there, which is told
+        await store.get(path, fresh=True)  # behind the watches: they are there, which is reported
         before = await kept.settle()
         await store.put(f"{path}/child", b"1", version=0)
         await store.create(f"{root}/b")

@@ -135,16 +135,18 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, moment: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_failure_is_told_last(tmp_path: Path) -> None:
+def test_a_failure_is_printed_last(tmp_path: Path) -> None:
     """Spark keeps the text of its errors, and has stopped before the demo ends."""
     with demo_process(tmp_path, ("-c", _FAILING)) as (process, mark):
         output, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 1, output
     assert "exception str() failed" not in output
     assert "Traceback (most recent call last)" in output
-    _, _, told = output.rpartition("WRONG: ")
-    assert "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: no-such-format" in told, output
-    assert len(told.splitlines()) == len(["what failed", "because of which error"]), output
+    _, _, failures = output.rpartition("WRONG: ")
+    assert "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: no-such-format" in failures, (
+        output
+    )
+    assert len(failures.splitlines()) == len(["what failed", "because of which error"]), output
     assert processes_marked(mark) == []
 
 

@@ -46,19 +46,19 @@ def main(work: dict[str, Any]) -> None:
 
         dlspark.register(spark)
     log = {"uri": work["uri"], "log": work["log"]}
-    told: dict[str, object] = {}
+    report: dict[str, object] = {}
     for name, part in (
         ("batch", lambda: batch(spark, log)),
         ("stream", lambda: stream(spark, log, work["checkpoint"])),
     ):
         try:
-            told[name] = part()  # type: ignore[no-untyped-call]
+            report[name] = part()  # type: ignore[no-untyped-call]
         except PySparkException as error:
-            told[name] = str(error)
+            report[name] = str(error)
     status: Any = spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
-    told["executors"] = status.size() - 1
-    told["pushes_filters"] = spark.conf.get("spark.sql.python.filterPushdown.enabled")
-    print(json.dumps(told), flush=True)
+    report["executors"] = status.size() - 1
+    report["pushes_filters"] = spark.conf.get("spark.sql.python.filterPushdown.enabled")
+    print(json.dumps(report), flush=True)
     spark.stop()
 
 

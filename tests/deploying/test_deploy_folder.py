@@ -88,10 +88,10 @@ def test_systemd_accepts_the_units_and_finds_them_confined(tmp_path: Path) -> No
         assert not ours
     for unit in UNITS:
         command = [SYSTEMD, "security", "--offline=true", f"--root={tmp_path}", "--no-pager"]
-        told = subprocess.run([*command, unit.name], capture_output=True, text=True, check=True)
-        found = re.search(r"exposure level for \S+ ([\d.]+)", told.stdout)
+        output = subprocess.run([*command, unit.name], capture_output=True, text=True, check=True)
+        found = re.search(r"exposure level for \S+ ([\d.]+)", output.stdout)
         assert found is not None
-        assert float(found[1]) <= EXPOSURE_MAX, told.stdout
+        assert float(found[1]) <= EXPOSURE_MAX, output.stdout
 
 
 def test_units_run_what_the_page_runs() -> None:

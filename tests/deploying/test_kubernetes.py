@@ -1,4 +1,4 @@
-"""The settings of spark-conf, told to the code of Spark that reads them, without a cluster.
+"""The settings of spark-conf, given to the code of Spark that reads them, without a cluster.
 
 Goal: no setting that Spark does not know, or that repeats what it does anyway; and pods on
 Kubernetes in which dlog has what it needs.  Method: a job is submitted with the settings for
@@ -46,7 +46,7 @@ def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield gateway.jvm
     finally:
         gateway.shutdown()
-        gateway.proc.stdin.close()  # by which it knows that nobody needs it
+        gateway.proc.stdin.close()  # by which it knows that it is not needed
         gateway.proc.wait()
 
 
@@ -71,7 +71,7 @@ def test_spark_knows_each_setting_and_would_not_do_so_anyway(jvm: Any, place: st
 
 
 class ApiServer(ThreadingHTTPServer):
-    """Of Kubernetes: takes whatever it is told to make, and notes it by its kind."""
+    """The API of Kubernetes: takes all objects that it shall make, and notes them by kind."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Request)
@@ -117,7 +117,7 @@ def api_server() -> Iterator[ApiServer]:
 
 @pytest.mark.prove  # the test below asks Spark about each setting
 def test_pods_are_as_the_settings_for_kubernetes_say(jvm: Any) -> None:
-    """Those of the driver and of executors, and what the driver is told there."""
+    """The settings of the driver and of executors, and what the driver gets there."""
     with api_server() as server:
         words = ["--properties-file", str(CONF / "kubernetes" / "spark-defaults.conf")]
         words += ["--master", server.master]

@@ -90,10 +90,10 @@ class Operator:
                 process.kill()
 
     def announces(self, host: str, kind: str) -> bool:
-        """Whether a service has told that it serves."""
-        told = (self._folder / f"{host}-{kind}.log").read_text()
-        assert "error: " not in told, told
-        return ANNOUNCED[kind] in told
+        """Whether a service has logged that it serves."""
+        output = (self._folder / f"{host}-{kind}.log").read_text()
+        assert "error: " not in output, output
+        return ANNOUNCED[kind] in output
 
 
 def test_three_hosts_serve_whom_they_know(
@@ -119,10 +119,10 @@ def test_three_hosts_serve_whom_they_know(
         )
         operator.run(f"dlog log create clicks {admin}\necho first | dlog log write clicks {report}")
         for _ in range(2):
-            told = operator.run(using.text)
+            output = operator.run(using.text)
         for address in ADDRESSES.values():
-            assert f"{address}:3181" in told
-        assert told.splitlines()[-1].startswith("clicks")
+            assert f"{address}:3181" in output
+        assert output.splitlines()[-1].startswith("clicks")
         for _ in range(2):
             operator.run(ruling.text)
         dumped = operator.run(f"dlog log dump clicks {admin}").splitlines()

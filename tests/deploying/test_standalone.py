@@ -1,7 +1,7 @@
 """A standalone cluster: a master and workers, each with an executor of its own process.
 
 Goal: dlog works on executors that share nothing with the driver but what was shipped, or the user
-is told what is missing.  Method: one cluster for all ways of shipping; the same job, by batch and
+learns what is missing.  Method: one cluster for all ways of shipping; the same job, by batch and
 by stream, with Pythons that have dlog, or only what it needs.
 """
 
@@ -66,7 +66,7 @@ class Standalone:
         registers: bool = False,
         **environment: str,
     ) -> dict[str, Any]:
-        """Submit the job, from where an archive is unpacked if it has one; return what it told."""
+        """Submit the job, from where an archive is unpacked if it has one; return its report."""
         log, place = f"deployed/{uuid4().hex}", self.folder / uuid4().hex
         place.mkdir()
         if unpacks is not None:
@@ -107,8 +107,8 @@ class Standalone:
             timeout_s=SUBMIT_S,
         )
         assert done.returncode == 0, done.stderr[-5000:]
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return told
+        output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return output
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
     deploy = "org.apache.spark.deploy"
     where = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
-        told = stack.enter_context(
+        output = stack.enter_context(
             running(
                 [program, f"{deploy}.master.Master", *where],
                 log=folder / "master.log",
@@ -130,7 +130,7 @@ def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
                 until="New state: ALIVE",
             )
         )
-        master = "spark://" + told.partition("Starting Spark master at spark://")[2].split()[0]
+        master = "spark://" + output.partition("Starting Spark master at spark://")[2].split()[0]
         for number in range(HOSTS):
             work = [
                 "--cores",
@@ -159,32 +159,32 @@ def test_installed_in_the_python_of_every_host(standalone: Standalone) -> None:
 def test_shipped_as_a_zip_file(standalone: Standalone) -> None:
     """With `PYTHONPATH` on the driver's host for the processes that Spark starts there."""
     shipped = make_zip(standalone.folder / "dlog.zip")
-    told = standalone.run(
+    output = standalone.run(
         standalone.without_dlog, "--py-files", str(shipped), PYTHONPATH=str(shipped)
     )
-    assert told == BOTH
+    assert output == BOTH
 
 
 def test_shipped_by_py_files_alone(standalone: Standalone) -> None:
     """As an artifact: for batch jobs that register it, and not for the planners of a stream."""
     shipped = make_zip(standalone.folder / "alone.zip")
-    told = standalone.run(standalone.without_dlog, "--py-files", str(shipped), registers=True)
-    assert told["batch"] == BOTH["batch"]
-    assert MISSING in told["stream"]
+    output = standalone.run(standalone.without_dlog, "--py-files", str(shipped), registers=True)
+    assert output["batch"] == BOTH["batch"]
+    assert MISSING in output["stream"]
 
 
 def test_shipped_as_an_archive_of_an_environment(standalone: Standalone) -> None:
     """Executors unpack it; on the driver's host it lies unpacked under the same relative path."""
     archive = make_archive(standalone.folder)
-    told = standalone.run(
+    output = standalone.run(
         Path("environment/bin/python"), "--archives", f"{archive}#environment", unpacks=archive
     )
-    assert told == BOTH
+    assert output == BOTH
 
 
 def test_shipped_as_an_artifact(standalone: Standalone) -> None:
     """Tasks find it, and batch jobs that register it; queries are refused in the module's name."""
     shipped = make_zip(standalone.folder / "artifact.zip")
-    told = standalone.run(standalone.without_dlog, artifacts=(shipped,), registers=True)
-    assert told["batch"] == BOTH["batch"]
-    assert MISSING in told["stream"]
+    output = standalone.run(standalone.without_dlog, artifacts=(shipped,), registers=True)
+    assert output["batch"] == BOTH["batch"]
+    assert MISSING in output["stream"]

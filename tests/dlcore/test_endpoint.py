@@ -35,7 +35,7 @@ def test_an_endpoint() -> None:
         "grpc://::1:5",
     ],
 )
-def test_what_is_no_endpoint(text: str) -> None:
+def test_texts_that_are_no_endpoint(text: str) -> None:
     """It is shown, with what would be right."""
     with pytest.raises(ConfigurationError, match="expected grpc://host:port") as caught:
         addresses_of(text)
@@ -51,9 +51,9 @@ def test_an_error_comes_as_it_left(kind: type[DLError]) -> None:
 
 
 def test_other_answers() -> None:
-    """Of nobody, or of something that is no proxy."""
-    nobody = error_of(grpc.StatusCode.UNAVAILABLE, "connection refused")
-    assert isinstance(nobody, ProxyUnavailableError)
+    """An address of no server, or of a server that is no proxy."""
+    refused = error_of(grpc.StatusCode.UNAVAILABLE, "connection refused")
+    assert isinstance(refused, ProxyUnavailableError)
     for details in ("no such method", "KeyError: 'a'", "AssertionError: b"):
         other = error_of(grpc.StatusCode.UNIMPLEMENTED, details)
         assert isinstance(other, UnexpectedError)

@@ -69,7 +69,7 @@ def test_other_uris_are_refused_with_the_reason(uri: str, problem: str) -> None:
     assert repr(uri) in str(caught.value)
 
 
-def test_what_is_no_text_is_no_uri() -> None:
+def test_a_value_that_is_no_text_is_no_uri() -> None:
     """As of a variable that is not set."""
     with pytest.raises(InvalidNamespaceUriError, match="invalid namespace URI None: expected"):
         parse_uri(None)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def test_the_escaped_form(name: str, escaped: str) -> None:
 
 @given(st.text("ab/ä", min_size=1, max_size=400) | NAMES)
 def test_the_node_of_a_name_is_short_and_tells_it_or_where_to_look(name: str) -> None:
-    """So that a million names are listed in answers below 1 MB, whatever their length."""
+    """A million names are therefore listed in answers below 1 MB, whatever their length."""
     component = PATHS.log(name).rpartition("/")[2]
     assert PATHS.log(name) == f"{PATHS.log_bucket(bucket_of(name))}/{component}"
     assert len(component) <= NAME_NODE_LENGTH_MAX
@@ -129,14 +129,14 @@ def test_the_node_of_a_name_is_short_and_tells_it_or_where_to_look(name: str) ->
 
 
 def test_a_long_name_is_cut() -> None:
-    """What is cut off is told by a digest: it is stored, and must never change."""
+    """A digest stands for the cut-off part: it is stored, and must never change."""
     digest = "f8a8b95f0b6e025fd8bf8f44"
     component = PATHS.log("a/" + "x" * 200).rpartition("/")[2]
     assert component.startswith("a%2F" + "x" * 91 + "~" + digest)
 
 
 @pytest.mark.parametrize("component", ["%FF", "%C3", "a%80"])
-def test_a_component_that_nobody_escaped_is_refused(component: str) -> None:
+def test_an_unescaped_component_is_refused(component: str) -> None:
     """By its name."""
     with pytest.raises(CorruptMetadataError, match=re.escape(repr(component))):
         unescape(component)

@@ -73,7 +73,7 @@ def test_a_run_reads_what_was_there_whatever_its_limits(
 
 
 def test_a_run_ends_at_its_end_though_that_is_out_of_sight_meanwhile() -> None:
-    """Where bookies are away less is readable: nobody is sent beyond that, and nothing is lost."""
+    """Where bookies are away less is readable: reads end there, and nothing is lost."""
     logs = MadeUpLogs(a=snapshot_of((5,)))
     query = Query(logs, maxRecordsPerTrigger="35")
     query.reader.prepareForTriggerAvailableNow()

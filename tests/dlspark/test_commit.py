@@ -47,7 +47,7 @@ OUTSIDE = dict.fromkeys(TASK_PROPERTIES)
 
 
 def test_stream_is_identified_by_query_target_and_batch() -> None:
-    """It writes a batch once, so that its runs need not be told apart."""
+    """It writes a batch once, so that its runs need not be distinguished."""
     found = stream_identity(OPTIONS, IN_A_BATCH)
     assert found == AppendIdentity(
         identity="stream:q",
@@ -174,7 +174,7 @@ def test_write_inside_foreach_batch_belongs_to_the_batch() -> None:
 
 
 @pytest.mark.parametrize("changed", [EXECUTION_PROPERTY, *APPLICATION_PROPERTIES])
-def test_runs_of_a_batch_are_told_apart(changed: str) -> None:
+def test_runs_of_a_batch_are_distinguished(changed: str) -> None:
     """By its execution, and by the JVM that counts executions; the identity stays."""
     one = batch_identity(OPTIONS, IN_A_BATCH, token="a")
     two = batch_identity(OPTIONS, IN_A_BATCH | {changed: "other"}, token="a")
@@ -192,7 +192,7 @@ def test_users_own_transaction_wins() -> None:
     assert (found.log_id, found.is_of_log) == ("9f", False)
 
 
-def test_what_a_query_writes_is_staged_under_one_name() -> None:
+def test_the_rows_of_a_query_are_staged_under_one_name() -> None:
     """Whatever its targets, its sink, or the users' own transactions; outside of it nothing is."""
     named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
     found = [

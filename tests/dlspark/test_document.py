@@ -24,7 +24,7 @@ def test_the_tables_are_those_of_the_code() -> None:
 
 
 def test_the_size_of_a_record_is_that_of_the_code() -> None:
-    """Of a value, and of a row of a typed log."""
+    """The example of a value, and of a row of a typed log."""
     for page in ("spark-read", "spark-typed"):
         text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
         assert re.findall(r"at most ([0-9,]+) bytes", text) == [f"{RECORD_SIZE_BYTES_MAX:,}"], page

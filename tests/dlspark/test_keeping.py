@@ -53,7 +53,7 @@ def offset(query: str | None = None, **positions: str) -> StreamOffset:
 
 
 def test_the_first_and_then_one_in_each_pause() -> None:
-    """What came between is left out, the newest is stored; unchanged logs are left alone."""
+    """Positions between are left out, the newest is stored; unchanged logs are left alone."""
     bench = Bench()
     bench.kept.note(offset(a="1:1:0", b="1:0:0"))
     for n in range(2, 5):
@@ -94,7 +94,7 @@ def test_names() -> None:
         assert [found for *_, found in bench.stored] == ([] if name is None else [name])
 
 
-def test_failures_are_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     """The query does not notice; logs whose loss was accepted are not asked."""
     bench = Bench()
     bench.error = MetadataConnectionError("down")

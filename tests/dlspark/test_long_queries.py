@@ -111,7 +111,7 @@ def query(namespace_uri: str) -> Iterator[LongQuery]:
     close_shared_namespace(Address(uri=namespace_uri))
 
 
-def test_what_a_query_keeps_does_not_grow_with_its_batches(query: LongQuery) -> None:
+def test_the_state_of_a_query_does_not_grow_with_its_batches(query: LongQuery) -> None:
     """Offsets, commit records, ledgers that are staged in, and what the processes remember."""
     batches = amount(600, sampled=60)
     seen = []
@@ -195,7 +195,7 @@ def test_a_log_that_is_deleted_and_created_anew_within_a_trigger(
     assert caplog.text.count("created again") == 1
 
 
-@pytest.mark.prove  # it waits for requests that nobody answers
+@pytest.mark.prove  # it waits for unanswered requests
 def test_zookeeper_is_away_for_longer_than_anybody_waits(
     fresh_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,8 +138,8 @@ def test_a_damaged_ledger_is_a_row_of_its_own(namespace: Namespace, log: str) ->
         *others, failed = rows(namespace, metadata="ledgers")
         assert others == before[:-1]
         assert "LedgerMetadata at" in failed["error"]
-        told = {key: value for key, value in failed.items() if value is not None}
-        assert told == {"ledger_id": ledger_id, "error": failed["error"]}
+        failure = {key: value for key, value in failed.items() if value is not None}
+        assert failure == {"ledger_id": ledger_id, "error": failed["error"]}
     finally:
         asyncio.run(put(was))
 

@@ -22,6 +22,7 @@ from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlspark.lag import Lag
 from dlspark.offsets import LogPosition, LogView, StreamOffset
 from tests.fixtures.ledgers import metadata_of
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,7 +253,7 @@ def grow(rng: random.Random, logs: dict[str, list[int]]) -> None:
         segments[-1] += rng.choice([0, 0, 1, 3])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each(range(60))
 def test_random_walk_reads_every_record_once(seed: int) -> None:
     """Logs grow, roll, appear, are renamed, left out; batches are replayed from re-asked starts."""
     rng = random.Random(seed)
@@ -410,7 +411,7 @@ class Looked(tuple[SegmentView, ...]):
         return map(self.__getitem__, reversed(range(len(self))))
 
 
-def test_what_a_trigger_asks_of_a_log_does_not_grow_with_its_history() -> None:
+def test_the_requests_of_a_trigger_do_not_grow_with_a_logs_history() -> None:
     """It is asked for each log, however many segments that has."""
     many = [(lssn, 10 * lssn, 2, 10) for lssn in range(1, 1001)]
     found = snapshot(DLSN(1, 0, 0), DLSN(1000, 2, 0), *many)

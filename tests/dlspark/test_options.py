@@ -10,8 +10,8 @@ import pickle
 
 import pytest
 
-from dlcore.access.tls import TlsFiles
-from dlcore.access.zookeeper import ZooKeeperAccess
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.zookeeper import ZooKeeperAccess
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlspark.limits import Limits
@@ -176,7 +176,7 @@ def test_wrong_batch_options(options: dict[str, str], words: list[str]) -> None:
     ],
 )
 def test_wrong_stream_options(options: dict[str, str], words: list[str]) -> None:
-    """Likewise for streams."""
+    """The same for streams."""
     with pytest.raises(ConfigurationError) as caught:
         ReadOptions.parse(options, Mode.STREAM)
     for word in words:
@@ -215,7 +215,7 @@ def test_tls_options_name_files() -> None:
     ],
 )
 def test_half_of_the_tls_options_is_refused(files: dict[str, str], words: list[str]) -> None:
-    """Rather than connecting in plain text, or to whom nobody trusts."""
+    """Rather than connecting in plain text, or to an untrusted server."""
     with pytest.raises(ConfigurationError) as caught:
         parse(**files)
     for word in words:
@@ -283,7 +283,7 @@ def test_write_options() -> None:
     ],
 )
 def test_wrong_write_options(options: dict[str, str], mode: Mode, words: list[str]) -> None:
-    """Likewise for writing."""
+    """The same for writing."""
     with pytest.raises(ConfigurationError) as caught:
         WriteOptions.parse(LOG | options, mode)
     for word in words:
@@ -505,11 +505,11 @@ def test_an_endpoint_takes_the_place_of_the_uri() -> None:
     assert address == Address(uri="grpc://a:1,b:2")
     secure = {"endpoint": "grpc+tls://a:1", "tlsCa": "ca.pem", "log": "clicks"}
     assert ReadOptions.parse(secure, Mode.BATCH).address.tls == TlsFiles(ca="ca.pem")
-    for wrong, told in (
+    for wrong, reason in (
         (endpoint | {"uri": URI}, "expected exactly one of them"),
         ({"endpoint": "a:1", "log": "b"}, "option endpoint='a:1': expected grpc://"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=reason):
             ReadOptions.parse(wrong, Mode.BATCH)
     assert WriteOptions.parse(endpoint, Mode.BATCH).address == address
     with pytest.raises(ConfigurationError, match="read with the option uri"):

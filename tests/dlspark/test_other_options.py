@@ -99,7 +99,7 @@ def query(namespace_uri: str) -> Iterator[Query]:
 
 
 def test_another_log(query: Query, caplog: pytest.LogCaptureFixture) -> None:
-    """Both are named, and what would be right; where the loss is accepted, it is told once."""
+    """Both are named, and what would be right; where the loss is accepted, it is logged once."""
     query.append("a")
     assert query.run(log="a") == {"a": [0]}
     query.append("a", "b")
@@ -150,7 +150,7 @@ def test_fewer_logs(query: Query, options: dict[str, str], shown: str) -> None:
 
 
 def test_a_log_that_was_created_again_after_it_was_left_out(query: Query) -> None:
-    """Told of when it was left out, and not once more; the new one is read from its beginning."""
+    """It is reported once when it was left out; the new one is read from its beginning."""
     query.append("a", "b")
     query.run(logs="a,b")
     query.run(log="b", **LENIENT)
@@ -188,7 +188,7 @@ def test_a_batch_that_was_planned_reads_what_it_was_planned_to(query: Query) -> 
 
 
 def test_a_log_of_the_same_name_in_another_namespace(query: Query) -> None:
-    """It is another one, whatever it holds; where there is none, that is told likewise."""
+    """It is another one, whatever it holds; where there is none, that is reported, too."""
     query.append("a")
     query.run(log="a")
     uri = f"{query.namespace.uri}-{uuid4().hex}"

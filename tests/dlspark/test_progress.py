@@ -170,7 +170,7 @@ def test_a_plot_says_what_it_needs(
 
 
 def test_a_plot_that_follows_needs_a_notebook() -> None:
-    """In a program it ended in an AttributeError, once it had printed what nobody can see."""
+    """In a program it ended in an AttributeError, once it had printed invisible output."""
     listener = ProgressListener(prints=False, registry=CollectorRegistry())
     with pytest.raises(ConfigurationError, match=r"needs a notebook; plot_progress"):
         follow_progress(listener, None, seconds=1)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ SNAPSHOT = snapshot_of((3, 2), (4,), (), (1,))
 
 
 class MadeUp(LogSnapshots):
-    """Finds records in snapshots that nobody wrote."""
+    """Finds records in made-up snapshots."""
 
     def __init__(self) -> None:
         self.sought = 0
@@ -108,7 +108,7 @@ def at(milliseconds: float) -> datetime.datetime:
     ],
     ids=str,
 )
-def test_what_filters_leave(filters: list[Any], left: list[str]) -> None:
+def test_rows_that_filters_leave(filters: list[Any], left: list[str]) -> None:
     """On each column that can be searched, alone and together; others narrow nothing."""
     assert read(*filters) == left
 

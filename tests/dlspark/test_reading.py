@@ -1,6 +1,6 @@
 """Reading a partition in a task, when records vanish between planning and reading.
 
-Goal: such a loss is told with its option, or skipped no further than it reaches, and counted.
+Goal: such a loss is reported with its option, or skipped no further than it reaches, and counted.
 Method: scans of a log that is made up, and that changes while it is read.
 """
 
@@ -35,7 +35,7 @@ RECORDS = list(range(100))
 
 @dataclass
 class Changing:
-    """What the log holds: `later`, None for nothing, once so many entries were read."""
+    """The content of the log: `later`, None for nothing, once so many entries were read."""
 
     later: LogSnapshot | None
     entries_before: int
@@ -44,7 +44,7 @@ class Changing:
 
     @property
     def now(self) -> LogSnapshot | None:
-        """What it holds now."""
+        """The content now."""
         return PLANNED if self.entries_read < self.entries_before else self.later
 
     def take(self, logs: Sequence[str]) -> dict[str, LogSnapshot | None]:
@@ -121,7 +121,7 @@ def test_a_loss_that_is_accepted_is_skipped_as_far_as_it_reaches(
     lost: range,
     said: str,
 ) -> None:
-    """What is left of the range is read, and the warning counts what is not."""
+    """The rest of the range is read, and the warning counts the lost records."""
     with caplog.at_level(logging.WARNING):
         assert read(monkeypatch, replace(log)) == [n for n in RECORDS if n not in lost]
     assert f"log 'clicks': records {said}" in caplog.text
@@ -164,7 +164,7 @@ def test_a_log_that_is_renamed_while_it_is_read(
     assert not caplog.records
 
 
-def test_a_loss_that_nobody_can_count_is_told_about(
+def test_a_loss_that_cannot_be_counted_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The records before an entry in the middle of an extent are known only to its reader."""
@@ -191,7 +191,9 @@ def test_a_range_that_is_refused_though_it_is_there(monkeypatch: pytest.MonkeyPa
         read(monkeypatch, log)
 
 
-def test_who_knows_of_less_than_was_planned_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_knows_less_than_was_planned_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Another proxy may lag behind: what it does not know of yet is to be asked for again."""
     lagging = snapshot_of((3,), (2,)).starting_at(DLSN.parse("2:1:0"))
     log = Changing(lagging, 3, AlreadyTruncatedError("records are gone"))

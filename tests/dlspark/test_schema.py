@@ -68,11 +68,11 @@ def test_the_read_schema_is_fixed() -> None:
     ],
 )
 def test_columns_to_write(text: str, columns: WriteColumns) -> None:
-    """What a log takes, in any order."""
+    """The columns that a log takes, in any order."""
     assert check_write_schema(schema_of(text), needs_log=False) == columns
 
 
-def test_what_was_read_can_be_written() -> None:
+def test_read_rows_can_be_written() -> None:
     """All columns of a read are accepted."""
     assert check_write_schema(READ_SCHEMA, needs_log=True) == WriteColumns(
         has_txid=True, has_log=True

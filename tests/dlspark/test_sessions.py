@@ -198,7 +198,7 @@ def test_a_writer_looks_its_log_up_once(namespace: NotedNamespace, column: str) 
     assert namespace.looked_up == 1  # also for the seal
 
 
-def test_who_commits_micro_batches_looks_no_log_up(
+def test_a_commit_of_micro_batches_looks_no_log_up(
     namespace: NotedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark makes a writer there too, for each of them; the one that planned it did."""

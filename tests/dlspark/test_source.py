@@ -134,14 +134,14 @@ def test_a_batch_reads_what_its_bounds_say(
         assert bench.read(log=bench.log, **bounds) == list(expected)
 
 
-def test_bounds_that_leave_nothing_to_read_are_told(
+def test_bounds_that_leave_nothing_to_read_are_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An end before the start, each said in its own way; a start where no record is yet."""
     caplog.set_level(logging.WARNING)  # programs that ran in this process may have set another
     assert bench.read(log=bench.log, startingTxid="7", endingOffsets="1:2:0") == []
-    (told,) = caplog.messages
-    assert told == (
+    (line,) = caplog.messages
+    assert line == (
         f"log '{bench.log}': no record is read, because the end 1:2:0 in the options lies "
         "before the start 2:2:0 in the options; to do: correct the two options"
     )
@@ -181,7 +181,7 @@ def entries_read(bench: Bench, *filters: Any, **options: str) -> tuple[list[int]
 
 
 def test_filters_read_no_entry_outside(bench: Bench) -> None:
-    """Of ten entries of one record each only those that can pass; Spark evaluates filters again."""
+    """Only those of ten entries that can pass are read; Spark evaluates filters again."""
     assert entries_read(bench) == (list(range(10)), 10)
     txids = GreaterThanOrEqual(("txid",), 3), LessThan(("txid",), 5)
     assert entries_read(bench, *txids) == ([3, 4], 2)
@@ -216,7 +216,7 @@ def test_a_class_with_filters_is_used_where_spark_offers_them(
     assert type(source.reader(source.schema())) is FilteringDlogReader
 
 
-def test_truncated_records_fail_a_batch_or_are_told(
+def test_truncated_records_fail_a_batch_or_are_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A start below the first record asks for what is gone."""
@@ -235,7 +235,7 @@ def test_truncated_records_fail_a_batch_or_are_told(
 def test_a_start_that_names_a_truncated_record(
     bench_anywhere: Bench, place: DLSN, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is refused, or told of, by position and transaction id; the first names mean all."""
+    """It is refused, or reported, by position and transaction id; the first names mean all."""
     bench = bench_anywhere
     bench.truncate(place)
     left = list(range(3 if place.lssn == 1 else 5, 10))
@@ -261,7 +261,7 @@ def test_a_start_that_names_a_truncated_record(
 def test_records_truncated_after_they_were_planned_at_an_endpoint(
     bench: Bench, proxy: ProxyProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is left of a partition is read, under the log's new name, too; else the task fails."""
+    """The rest of a partition is read, under the log's new name, too; else the task fails."""
     where = {"endpoint": proxy.location, "logsPattern": f"{bench.log}(-renamed)?"}
 
     def planned(fail: str) -> tuple[DlogReader, Sequence[InputPartition]]:
@@ -355,7 +355,7 @@ def test_a_stream_of_a_log_that_goes(bench: Bench) -> None:
 
 @pytest.mark.parametrize("kind", ["writer", "streamWriter"])
 def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: str) -> None:
-    """Each mistake is told before a task runs."""
+    """Each mistake is reported before a task runs."""
 
     def make(schema: StructType, *, overwrite: bool = False, **options: str) -> object:
         return getattr(bench.source(**options), kind)(schema, overwrite)

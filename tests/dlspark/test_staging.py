@@ -1,6 +1,6 @@
 """Tasks stage and a driver commits, without Spark: once, all of it or nothing.
 
-Goal: who gets it wrong is told how to get it right, and no record of a failed write is seen.
+Goal: a wrong use names the right one, and no record of a failed write is seen.
 Method: a real cluster; this process is task and driver.
 """
 
@@ -49,7 +49,7 @@ WAIT_S = 60
 
 
 class Target:
-    """A fresh log, and what a write to it is told."""
+    """A fresh log, and the options of a write to it."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -123,7 +123,7 @@ def test_settings_of_the_log_hold_for_the_sink(target: Target) -> None:
         assert log.read().to_arrow()["value"].to_pylist() == values * 4
 
 
-def test_a_stream_that_goes_on_from_an_old_checkpoint_is_told_what_to_do(target: Target) -> None:
+def test_a_stream_on_an_old_checkpoint_gets_an_error_with_a_remedy(target: Target) -> None:
     """Its batch would be skipped, and its records lost; a user's own versions may come again."""
     target.append = replace(target.append, version=7)
     commit_staged([target.stage(b"a")], options=target.options)
@@ -222,7 +222,7 @@ def test_nothing_to_write_is_no_error(target: Target) -> None:
     assert target.payloads() == []
 
 
-def test_transaction_ids_out_of_order_are_told_with_advice(target: Target) -> None:
+def test_transaction_ids_out_of_order_are_refused_with_advice(target: Target) -> None:
     """Within a task and between partitions; the log holds nothing of either."""
     advice = r"sort with orderBy\(\"txid\"\) before the write, or leave the column txid out"
     with pytest.raises(TransactionIdOutOfOrderError, match=advice):
@@ -283,7 +283,7 @@ def test_a_log_that_was_deleted_is_created_again_by_the_next_task(
     assert target.payloads() == [b"a"]
 
 
-def test_a_log_that_another_writes_is_waited_for_as_long_as_told(target: Target) -> None:
+def test_a_log_that_another_writes_is_waited_for_as_long_as_set(target: Target) -> None:
     """Then the owner is named, and what to do."""
     options = target.parse(log=target.log, lockTimeoutMs="100")
     task = target.stage(b"a")

@@ -100,7 +100,7 @@ def test_a_run_of_a_query_over_a_growing_log() -> None:
 
 
 def test_a_reader_is_stopped_before_it_reads() -> None:
-    """Nothing is open then, nor opened in order to be closed; likewise the second time."""
+    """Nothing is open then, nor opened in order to be closed; the same the second time."""
     given = {"uri": "distributedlog://h:1/p", "log": LOG}
     reader = DlogStreamReader(ReadOptions.parse(given, Mode.STREAM))
     reader.stop()
@@ -122,7 +122,7 @@ def test_older_spark_names_no_start() -> None:
 
 
 def test_older_spark_asks_a_new_query_for_its_end_first() -> None:
-    """What "latest" means is settled by the first question, whichever it is."""
+    """The first question settles the meaning of "latest", whichever it is."""
     source = MadeUpSnapshots(snapshot_of((4,)), snapshot_of((6,)), snapshot_of((9,)))
     reader = reader_of(source, startingOffsets="latest")
     first = reader.latestOffset()
@@ -131,7 +131,7 @@ def test_older_spark_asks_a_new_query_for_its_end_first() -> None:
     assert reader.initialOffset() == start
 
 
-def test_what_was_seen_before_is_not_enough_for_a_later_end() -> None:
+def test_earlier_knowledge_is_not_enough_for_a_later_end() -> None:
     """A batch of an earlier run may end after the last snapshot of this one."""
     source = MadeUpSnapshots(snapshot_of((2,)), snapshot_of((5,)))
     reader = reader_of(source)
@@ -168,7 +168,7 @@ def test_start_that_the_log_has_not_come_to(option: str, reached: int, words: st
     ],
 )
 def test_start_by_timestamp_strategy_latest(option: str, value: str) -> None:
-    """A stream that asks for what is not there yet starts at the end, if it is told to."""
+    """A stream that asks for what is not there yet starts at the end, if an option says that."""
     source = MadeUpSnapshots(snapshot_of((2,), (2,)))
     latest = {"startingOffsetsByTimestampStrategy": "latest"}
     start = reader_of(source, **{option: value}, **latest).initialOffset()

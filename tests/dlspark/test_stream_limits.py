@@ -248,7 +248,7 @@ def test_trigger_once_ignores_limits() -> None:
     assert query.batch()["a"] == list(range(90))
 
 
-def test_spark_is_told_whether_batches_are_limited() -> None:
+def test_spark_knows_whether_batches_are_limited() -> None:
     """It passes the same back, or asks for everything."""
 
     def default(**options: str) -> object:
@@ -283,7 +283,7 @@ def test_available_now_ends_where_the_logs_ended_when_it_began() -> None:
 
 
 def test_available_now_does_not_wait_for_min_records() -> None:
-    """Nobody would come to end the wait."""
+    """No one would come to end the wait."""
     query = Query(MadeUpLogs(a=snapshot_of((3,))), minRecordsPerTrigger="25")
     query.reader.prepareForTriggerAvailableNow()
     assert all_of(query.run(), "a") == list(range(30))

@@ -31,7 +31,7 @@ VALUES = StructType([StructField("value", StringType())])
 
 
 class TaskOfNoStream:
-    """What Spark tells a task of a batch write."""
+    """The facts that Spark gives a task of a batch write."""
 
     @staticmethod
     def get() -> TaskOfNoStream:

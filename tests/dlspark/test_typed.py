@@ -64,7 +64,7 @@ def test_types_that_spark_has_not(kind: pa.DataType, expected: T.DataType) -> No
 
 
 def test_types_there_and_back() -> None:
-    """What Spark hands over is what the log was created with, nullability apart."""
+    """Spark hands over the schema of the log, except nullability."""
     for kind in [*TRIPS.types, pa.bool_(), pa.int8(), pa.int64(), pa.decimal128(38, 18)]:
         again = arrow_type("a", spark_type("a", kind))
         assert spark_type("a", again) == spark_type("a", kind)
@@ -258,7 +258,7 @@ def test_reads_that_do_not_fit(bench: Bench) -> None:
 
 @pytest.mark.integration
 def test_columns_that_cannot_be_null(bench: Bench) -> None:
-    """Spark is told so, and refused nulls; what a DataFrame says of nulls changes no log."""
+    """Spark knows that, and nulls are refused; what a DataFrame says of nulls changes no log."""
     strict = bench.log + "/strict"
     known = schema_from_text("id int64 not null, name string, tags list<string not null>")
     bench.namespace.create_log(strict, schema=known)
@@ -335,6 +335,8 @@ def test_writes_to_typed_logs(bench: Bench) -> None:
     plain = bench.source(log=bench.log + "/plain", createLog="true", typed="false")
     with pytest.raises(ConfigurationError, match="a log of bytes has no column 'id'"):
         plain.writer(ids, overwrite=False)
+    with pytest.raises(LogNotFoundError, match="there is no log"):
+        bench.source(log=bench.log + "/none").writer(ids, overwrite=False)
     by_column = DistributedLogDataSource({"uri": bench.uri, "typed": "false"})
     with pytest.raises(ConfigurationError, match="a log of bytes has no column 'id'"):
         by_column.writer(by_log, overwrite=False)

@@ -12,7 +12,7 @@ from tests.elsewhere.running import Outcome, run, run_place, words_for
 
 LOGS = ROOT / "artifacts" / "elsewhere"
 WORKS = ("demo", "test")
-"""What is run unless something else is asked for."""
+"""The default work."""
 WHOLE = "tests"
 
 

@@ -18,8 +18,9 @@ _PROCESSES = (
 _SPARK = "tests/spark/test_batch_read.py tests/spark/test_stream_write.py"
 _WORDS = f"{_PROCESSES} tests/dlcore/log/test_typed_arrow.py tests/dlspark {_SPARK}"
 _NETWORK = (
-    "tests/bookie/test_connection.py tests/dlcore/transport tests/integration/test_tls.py "
-    "tests/integration/test_proxy_writing.py tests/integration/test_streams.py"
+    "tests/bookie/test_connection.py tests/dlcore/wire tests/dlcore/base/listening "
+    "tests/integration/test_tls.py tests/integration/test_proxy_writing.py "
+    "tests/integration/test_streams.py"
 )
 
 
@@ -39,7 +40,7 @@ class Place:
     programs: tuple[str, ...] = ()
     """Looked for on the PATH; without them the place is skipped, and that is said."""
     folder: str = ""
-    """Of a fresh clone to run in, below `$WORK`; otherwise the checkout itself is run in."""
+    """A fresh clone to run in, below `$WORK`; otherwise the checkout itself is run in."""
     user: str = ""
     """As whom; otherwise as who started it."""
     workers: int = 0

@@ -13,7 +13,7 @@ from tests.elsewhere import debian
 
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
 _USABLE = "import ctypes, ensurepip, sqlite3, ssl, sys, venv; print('%d.%d' % sys.version_info[:2])"
-"""What dlog, its tools and `make` need of a Python that somebody compiled."""
+"""The needs of dlog, its tools and `make` of a self-compiled Python."""
 _SAME_ON_ALL = (
     # Searches, each of which runs the machines that unit tests run, too.
     "tests/model",

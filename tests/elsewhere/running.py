@@ -34,12 +34,12 @@ class Outcome(NamedTuple):
     """`demo`, `test` or `coverage`."""
     status: str
     """`passed`, `FAILED`, or `skipped`."""
-    told: str
+    last_line: str
     """The summary of the tests, or the reason."""
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.status:8}{self.work:9}{self.place:42}{self.seconds:6.0f} s  {self.told}"
+        return f"{self.status:8}{self.work:9}{self.place:42}{self.seconds:6.0f} s  {self.last_line}"
 
 
 def run(
@@ -66,14 +66,14 @@ def run(
         )
     lines = log.read_text(errors="replace").splitlines()
     found = [match[1] for line in lines if (match := _SUMMARY.match(line))]
-    told = found[-1] if found else ""
+    last = found[-1] if found else ""
     if done.returncode:
         print("\n".join(lines[-_SHOWN_LINES:]), flush=True)
-        told = told or f"exit status {done.returncode}"
+        last = last or f"exit status {done.returncode}"
     elif work != "demo" and not found:
         return Outcome(place, work, "FAILED", "no test was run", time.monotonic() - began)
     status = "FAILED" if done.returncode else "passed"
-    return Outcome(place, work, status, told, time.monotonic() - began)
+    return Outcome(place, work, status, last, time.monotonic() - began)
 
 
 def words_for(work: str, tests: str) -> list[str]:

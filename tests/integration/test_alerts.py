@@ -162,7 +162,7 @@ def test_the_rules_are_valid() -> None:
 
 
 def test_a_bookie_that_dies(watched: Watched, tmp_path: Path, operator: Operator) -> None:
-    """With three bookies for three copies nobody can take over its place."""
+    """With three bookies for three copies no bookie can take over its place."""
     watched.write("lost")
     before, bookie = watched.look(), watched.sandbox.bookies[2]
     bookie.kill()
@@ -170,8 +170,8 @@ def test_a_bookie_that_dies(watched: Watched, tmp_path: Path, operator: Operator
     try:
         wait_until(lambda: watched.value("autorecovery", listed), timeout_s=WAIT_S)
         during = watched.look()
-        told = operator.look("DlogProcessDown", "DlogUnderReplicated")
-        assert f"{bookie.name} " not in told.partition("underreplicated")[0]
+        seen = operator.look("DlogProcessDown", "DlogUnderReplicated")
+        assert f"{bookie.name} " not in seen.partition("underreplicated")[0]
         operator.look("DlogRecoveryStuck")
         operator.act("DlogRecoveryStuck")
     finally:
@@ -195,7 +195,7 @@ def test_a_drained_proxy(
 
 
 def test_no_auditor(watched: Watched, tmp_path: Path, shell: Shell, operator: Operator) -> None:
-    """As in a pause that somebody forgot."""
+    """As in a forgotten pause."""
     before, is_auditor = watched.look(), "dlog_autorecovery_is_auditor"
     shell.text("autorecovery", "pause")
     wait_until(lambda: not watched.value("autorecovery", is_auditor), timeout_s=WAIT_S)
@@ -209,7 +209,7 @@ def test_no_auditor(watched: Watched, tmp_path: Path, shell: Shell, operator: Op
 def test_logs_that_move_again_and_again(
     watched: Watched, tmp_path: Path, shell: Shell, operator: Operator
 ) -> None:
-    """Somebody releases them, and the clients make the proxy acquire them."""
+    """An operator releases them, and the clients make the proxy acquire them."""
     endpoint = ("--endpoint", watched.sandbox.proxies[0].location)
     before = watched.look()
     owned = int(watched.value("proxy-1", "dlog_proxy_owned_logs")) + 1
@@ -297,7 +297,7 @@ def test_damage(watched: Watched, tmp_path: Path, operator: Operator) -> None:
 
 
 def test_a_cold_object_is_lost(watched: Watched, tmp_path: Path, operator: Operator) -> None:
-    """Somebody moves it away; scrubbing finds it, and finds it again when it is back."""
+    """A process moves it away; scrubbing finds it, and finds it again when it is back."""
     tier, holes = tmp_path / "tier", "dlog_autorecovery_cold_holes"
     before = watched.look()
     with open_namespace(watched.sandbox.uri) as namespace:
@@ -382,7 +382,7 @@ def test_the_metadata_store_stands_still(
     require_fires(["DlogMetadataSessionLost"], tmp_path, before, during, watched.look)
 
 
-def test_a_kind_of_process_that_nobody_runs(
+def test_a_kind_of_process_that_does_not_run(
     watched: Watched, tmp_path: Path, operator: Operator
 ) -> None:
     """No sample of it is there."""
@@ -472,8 +472,8 @@ def test_an_audit_log_that_cannot_be_written(
             shell.outcome("--endpoint", proxy.location, "log", "create", f"audited-{port}")
             url = f"http://127.0.0.1:{port}"
             operator = Operator(shell, {"proxy": url}, {"/var/lib/dlog/audit.jsonl": good})
-            told = operator.look("DlogAuditLogFailing")
-            assert ("No space left on device" in told) == (path != good)
+            seen = operator.look("DlogAuditLogFailing")
+            assert ("No space left on device" in seen) == (path != good)
             operator.act("DlogAuditLogFailing")
             return look({"proxy-9": ("dlog-proxy", url)})
 
@@ -488,7 +488,7 @@ def test_a_query_that_is_behind(tmp_path: Path, operator: Operator) -> None:
         registry = CollectorRegistry()
         listener = ProgressListener(prints=False, registry=registry)
         lag = LagReport(logs={"clicks": Lag(records=9, seconds=seconds)}, ends={"clicks": "1:0:0"})
-        told = SimpleNamespace(
+        progress = SimpleNamespace(
             name="etl",
             id="id",
             runId="run",
@@ -500,7 +500,7 @@ def test_a_query_that_is_behind(tmp_path: Path, operator: Operator) -> None:
             batchDuration=1,
             sources=[SimpleNamespace(latestOffset=json.dumps(lag.to_json()))],
         )
-        listener.onQueryProgress(SimpleNamespace(progress=told))  # type: ignore[arg-type]
+        listener.onQueryProgress(SimpleNamespace(progress=progress))  # type: ignore[arg-type]
         return samples_of(generate_latest(registry).decode(), {"job": "spark"})
 
     operator.look("DlogQueryBehind")

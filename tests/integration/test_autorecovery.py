@@ -68,7 +68,7 @@ class Operator:
 
 @pytest.fixture
 def start(fresh_sandbox: Callable[..., Sandbox]) -> Callable[..., Sandbox]:
-    """Start a cluster whose auto-recovery is quick, unless told otherwise."""
+    """Start a cluster whose auto-recovery is quick, unless set otherwise."""
 
     def start_quick(bookies: int, *options: str) -> Sandbox:
         return fresh_sandbox(
@@ -231,9 +231,9 @@ def test_a_bookie_is_decommissioned(
         exit_code, _, err = operator.outcome(*decommission)
         assert exit_code == EXIT_FAILED
         assert f"bookie {name} is registered at {bookie.address}: stop it first" in err
-        exit_code, _, err = operator.outcome("bookie", "decommission", "nobody", "--yes")
+        exit_code, _, err = operator.outcome("bookie", "decommission", "unknown", "--yes")
         assert exit_code == 2
-        assert "nobody" in err
+        assert "unknown" in err
 
         assert operator.outcome("autorecovery", "pause")[0] == 0
         assert operator.status()["paused"]
@@ -255,7 +255,7 @@ def test_a_bookie_is_decommissioned(
         assert operator.check(ledger_id)[0]
         with pytest.raises(Exception, match="the cluster has no cookie"):
             bookie.restart()
-        assert operator.outcome(*decommission)[0] == 2  # nobody knows it now
+        assert operator.outcome(*decommission)[0] == 2  # it is unknown now
         assert txids_of(namespace, "log") == list(range(100))
 
 

@@ -16,16 +16,16 @@ from uuid import uuid4
 import pytest
 
 from dlcore import DLSN, LedgerClientConfig, LogRecord, TlsFiles
-from dlcore.access.capability import SKEW_S, Signer, new_private_key
-from dlcore.access.holding import CarriedPurse
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.capability import SKEW_S, Signer, new_private_key
+from dlcore.base.access.holding import CarriedPurse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import BookieAccessDeniedError, DLError, LedgerReadError
 from dlcore.metadata.capability_keys import KeyRing, ensure_keys, rotate_keys
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sync import ScanRange, open_namespace, scan
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.served_bookie import frame_of, run
 from tests.fixtures.tls_cluster import REPOSITORY, TlsCluster, tls_cluster
@@ -139,7 +139,7 @@ def test_a_range_is_read_with_its_capability(
 def test_a_capability_is_used_in_another_process(
     cluster: TlsCluster, nameless: TlsFiles, log: str
 ) -> None:
-    """It is bound to nobody, and nothing that is shown has it."""
+    """It is bound to no one, and nothing that is shown has it."""
     part = planned(cluster, log)
     program = (
         "import sys; from tests.integration.test_capabilities import *; "
@@ -173,7 +173,7 @@ def test_a_capability_of_another_log_gives_nothing(
     assert payloads(another, nameless) == [b"x"]
 
 
-def test_what_was_truncated_stays_closed(cluster: TlsCluster, nameless: TlsFiles, log: str) -> None:
+def test_truncated_ledgers_stay_closed(cluster: TlsCluster, nameless: TlsFiles, log: str) -> None:
     """The capability of what is left, used for the range of before."""
     before = planned(cluster, log)
     with (
@@ -257,9 +257,7 @@ def test_a_right_to_read_is_none_to_write(
     run(scenario)
 
 
-def test_who_may_read_the_keys_needs_no_certificate(
-    cluster: TlsCluster, nameless: TlsFiles
-) -> None:
+def test_a_reader_of_the_keys_needs_no_certificate(cluster: TlsCluster, nameless: TlsFiles) -> None:
     """It signs for itself: it writes, reads, and recovers what another left open."""
     name = f"own-{uuid4().hex}"
     with open_namespace(cluster.uri, tls=nameless, capabilities=True) as namespace:
@@ -283,7 +281,7 @@ def test_who_may_read_the_keys_needs_no_certificate(
 def test_keys_are_rotated_while_capabilities_are_in_use(
     zookeeper: EmbeddedZooKeeper, cluster: TlsCluster, nameless: TlsFiles, log: str
 ) -> None:
-    """What was signed before goes on; withdrawn keys end it, and what is signed then is taken."""
+    """Earlier capabilities go on until their keys are withdrawn; later ones are accepted."""
     part = planned(cluster, log)
     assert len(on_keys(cluster, rotate=True).keys) == 2
     assert payloads(part, nameless) == RECORDS

@@ -17,6 +17,7 @@ import pytest
 
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.lengths import amount
 from tests.fixtures.ports import free_ports
 from tests.fixtures.proxies import act, log_name_for, payloads_in, two_proxies
 from tests.fixtures.waiting import wait_until
@@ -32,7 +33,8 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 60
 RECORDS = 1000
-MANY = 200_000
+MANY = amount(200_000, sampled=10_000)
+RATE = MANY // 10
 FILES = {
     "Go": {"go": "main.go"},
     "Java": {"java": "src/main/java/Recipe.java", "xml": "pom.xml"},
@@ -124,7 +126,7 @@ def test_a_recipe_goes_on_at_another_proxy(
     Each record is there once, in order.
     """
     # Without a limit a client may have written all before the test knows that it has begun.
-    slowly = "--log-records-per-s=20000"
+    slowly = f"--log-records-per-s={RATE}"
     with (
         two_proxies(sandbox.uri, slowly, is_killed=True) as (owner, other),
         open_namespace(sandbox.uri) as namespace,
@@ -171,9 +173,9 @@ def test_another_language(
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     assert payloads_in(sandbox.uri, elsewhere) == [b"%d" % number for number in range(RECORDS)]
-    told = result.stdout[
+    output = result.stdout[
         result.stdout.index("{") :
     ].splitlines()  # Maven colours what it does not say
-    assert json.loads(told[0])["location"] != endpoint
-    assert told[1].startswith("0 .. ")
-    assert told[-1].endswith(f" .. {RECORDS - 1}")
+    assert json.loads(output[0])["location"] != endpoint
+    assert output[1].startswith("0 .. ")
+    assert output[-1].endswith(f" .. {RECORDS - 1}")

@@ -2,7 +2,7 @@
 
 Goal: an operator sees the cluster, follows a log and changes it by mouse or keyboard, on a large or
 small screen, light or dark, by eye or by screen reader; and nothing that names or records hold is
-more than text.  Method: headless Chromium; each page must ask nobody but the console, write nothing
+more than text.  Method: headless Chromium; each page must ask only the console, write nothing
 to its own log, and break no rule of its content security policy.
 """
 

@@ -37,7 +37,7 @@ def rule(namespace: Namespace, text: str) -> Iterator[None]:
         namespace.change_access_rules(remove=[text])
 
 
-def test_who_may_not_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_user_without_the_right_gets_an_error(sandbox: Sandbox, tmp_path: Path) -> None:
     """Over proxies the rights are those of the token with which the console was started."""
     issuer = Issuer()
     (tmp_path / "keys.json").write_bytes(issuer.key_set())
@@ -62,7 +62,7 @@ def test_who_may_not_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
     ):
         namespace.create_log(log)
         seen.open()
-        seen.page.get_by_text("not told by proxies").wait_for()
+        seen.page.get_by_text("not reported by proxies").wait_for()
         assert proxy.location in seen.page.get_by_role("table", name="Proxies").inner_text()
         seen.page.get_by_label("Names that contain").fill(log)
         seen.page.get_by_role("link", name=log).click()
@@ -70,8 +70,8 @@ def test_who_may_not_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
         dialog = seen.page.get_by_role("dialog")
         dialog.get_by_label("Type").fill(log)
         dialog.get_by_role("button", name="Seal").click()
-        told = dialog.get_by_role("alert")
-        told.filter(has_text="user:reader").wait_for()
+        alert = dialog.get_by_role("alert")
+        alert.filter(has_text="user:reader").wait_for()
         seen.allow("403")
         with namespace.open_log(log) as manager:
             assert not manager.is_end_of_stream_marked()

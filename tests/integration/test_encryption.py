@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-SECRET = b"a-word-that-nobody-reads"
+SECRET = b"a-word-without-readers"
 OPEN = b"a-word-for-everybody"
 WAIT_S = 60
 ACK_QUORUM = 2
@@ -111,10 +111,11 @@ def test_bookies_have_no_record_and_upkeep_no_key(
         bare = stack.enter_context(open_namespace(uri))
         with pytest.raises(EncryptionKeyError, match="log 'clicks' has the setting encrypted"):
             written(bare, "clicks", OPEN, 2)
-        exit_code, out, told = shell.outcome("log", "dump", "clicks")
+        exit_code, out, output = shell.outcome("log", "dump", "clicks")
         assert (exit_code, out) == (1, "")
         assert (
-            "log 'clicks' is encrypted, here with the key '2026-11', and there are no keys" in told
+            "log 'clicks' is encrypted, here with the key '2026-11', and there are no keys"
+            in output
         )
         monkeypatch.setenv("DLOG_ENCRYPTION_KEYS", where)
         assert SECRET.decode() in shell.text("log", "dump", "clicks")
@@ -152,8 +153,8 @@ def test_bookies_have_no_record_and_upkeep_no_key(
 
 def follow_the_page(uri: str, keys: Path) -> None:
     """Make the file of keys, and the log "clicks", as docs/encryption.md tells, twice."""
-    (told,) = blocks_of("docs/encryption.md")
-    lines = (2 * told.text).replace("/etc/dlog/encryption-keys", str(keys))
+    (block,) = blocks_of("docs/encryption.md")
+    lines = (2 * block.text).replace("/etc/dlog/encryption-keys", str(keys))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"DLOG_URI": uri, "PATH": path}
     subprocess.run(["bash", "-ec", lines], env=environment, check=True, capture_output=True)

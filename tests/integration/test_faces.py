@@ -116,9 +116,9 @@ class Face:
         try:
             return self._shown(name, self.run(partial(getattr(log, name), *given, **named)))
         except DLError as error:
-            told = str(error).replace(log.name, "LOG").replace(log.log_id, "ID")
+            text = str(error).replace(log.name, "LOG").replace(log.log_id, "ID")
             # Which record shows first that a log is no byte stream depends on what comes at once.
-            return type(error).__name__, _SHOWN_BY.sub("its record at PLACE", told)
+            return type(error).__name__, _SHOWN_BY.sub("its record at PLACE", text)
 
     def _shown(self, name: str, found: Any) -> object:
         if name == "read":
@@ -246,7 +246,7 @@ def test_a_range_is_waited_for(namespace_uri: str, monkeypatch: pytest.MonkeyPat
     adding = DirectReader._add
 
     async def add(self: DirectReader, *, non_blocking: bool, until_caught_up: bool) -> Any:
-        """Give nothing until somebody waits for it."""
+        """Give nothing until a caller waits for it."""
         nonlocal is_behind
         if is_behind and (non_blocking or until_caught_up):
             return None

@@ -135,7 +135,7 @@ def test_only_what_a_query_needs_is_read(
 def test_a_limit_ends_the_reading(
     trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is behind the last row of a query is not read."""
+    """Records behind the last row of a query are not read."""
     taken: list[int] = []
     noted = engine.LogTable._noted
 
@@ -169,7 +169,7 @@ def test_queries_over_logs(trips: str, namespace: Namespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "kind", "told"),
+    ("sql", "kind", "reason"),
     [
         ("DROP TABLE x", UnsupportedError, "expected one SELECT"),
         ("INSERT INTO x VALUES (1)", UnsupportedError, "expected one SELECT"),
@@ -194,12 +194,12 @@ def test_queries_over_logs(trips: str, namespace: Namespace) -> None:
     ],
 )
 def test_nothing_else_is_reached(
-    namespace: Namespace, sql: str, kind: type[DLError], told: str
+    namespace: Namespace, sql: str, kind: type[DLError], reason: str
 ) -> None:
     """No file, no object of Python, no setting; nothing is changed."""
     sandbox = pa.table({"a": [1]})  # DuckDB's own API would find it by its name
     assert sandbox.num_rows == 1
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=reason):
         table(sql, namespace)
 
 
@@ -245,25 +245,25 @@ def test_a_name_within_a_statement_need_not_be_that_of_a_log(namespace: Namespac
         table('SELECT * FROM "a b"', namespace)
 
 
-def test_an_unknown_log_is_told_as_one(namespace: Namespace) -> None:
+def test_an_unknown_log_is_named(namespace: Namespace) -> None:
     """DuckDB alone would recommend a table of its own, such as `pg_enum`."""
     with pytest.raises(LogNotFoundError, match=r"^log 'nope' does not exist"):
         table("WITH here AS (SELECT 1) SELECT * FROM here, nope", namespace)
 
 
-def test_a_lack_of_memory_between_rows_of_a_log_is_told_as_one(
+def test_a_lack_of_memory_between_rows_of_a_log_is_reported_as_one(
     trips: str, namespace: Namespace
 ) -> None:
-    """DuckDB's own text recommends settings that nobody can change here.
+    """DuckDB's own text recommends settings that no user can change here.
 
-    Method: the first rows are small, since a lack among them is told in another way.
+    Method: the first rows are small, since a lack among them is reported in another way.
     """
     sizes = f"CASE WHEN fare < {ROWS // 2} THEN 1 ELSE 1000000 END"
     with pytest.raises(MemoryError):
         table(f'SELECT repeat(city, {sizes}) FROM "{trips}"', namespace)
 
 
-def test_an_error_of_a_log_is_told_as_it_is(
+def test_an_error_of_a_log_is_passed_on_unchanged(
     trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not as one of DuckDB."""
@@ -348,23 +348,23 @@ def test_adbc_reads_logs_with_the_rights_of_its_token(
                 names = {each["table_name"] for each in tables["db_schema_tables"]}
                 assert {trips, secret} <= names
                 assert connection.adbc_get_info()["vendor_name"] == "dlog"
-                for sql, told in (
+                for sql, reason in (
                     (f'SELECT * FROM "{secret}"', "AccessDeniedError"),
                     ("DROP TABLE x", "UnsupportedError"),
                 ):
-                    with pytest.raises(dbapi.Error, match=told) as raised:
+                    with pytest.raises(dbapi.Error, match=reason) as raised:
                         fetched(connection, sql)
                     assert "Traceback" not in str(raised.value), "it tells paths of the server"
                     assert ".py" not in str(raised.value)
             with (
-                connected(location, issuer.token("nobody")) as connection,
+                connected(location, issuer.token("unknown")) as connection,
                 pytest.raises(dbapi.Error, match="AccessDeniedError"),
             ):
                 fetched(connection, f'SELECT * FROM "{trips}"')
-            for token, told in (("x.y.z", "UnauthenticatedError"), ("", "anonymous may not")):
+            for token, reason in (("x.y.z", "UnauthenticatedError"), ("", "anonymous may not")):
                 with (
                     connected(location, token) as connection,
-                    pytest.raises(dbapi.Error, match=told),
+                    pytest.raises(dbapi.Error, match=reason),
                 ):
                     fetched(connection, f'SELECT * FROM "{trips}"')
     finally:
@@ -372,7 +372,7 @@ def test_adbc_reads_logs_with_the_rights_of_its_token(
 
 
 def test_a_prepared_statement(sandbox: Sandbox, trips: str) -> None:
-    """Its columns are told before its rows, often; it has no parameters, and holds no place."""
+    """Its columns are sent before its rows, often; it has no parameters, and holds no place."""
     wait_for_no_proxy(sandbox.uri)
     with (
         proxy_process(sandbox.uri) as proxy,
@@ -385,11 +385,11 @@ def test_a_prepared_statement(sandbox: Sandbox, trips: str) -> None:
             for _ in range(2):
                 cursor.execute(sql)
                 assert cursor.fetch_arrow_table().column_names == ["fare", "city"]
-        for refused, told in (
+        for refused, reason in (
             (f'SELECT city FROM "{trips}" WHERE fare = ?', "parameter"),
             ("SELEC", "does not parse"),
         ):
-            with connection.cursor() as cursor, pytest.raises(dbapi.Error, match=told):
+            with connection.cursor() as cursor, pytest.raises(dbapi.Error, match=reason):
                 cursor.adbc_prepare(refused)
         with connection.cursor() as cursor, pytest.raises(dbapi.Error, match="no parameters"):
             cursor.execute("SELECT 1", parameters=[1])
@@ -417,11 +417,11 @@ def test_java_reads_logs_by_jdbc(sandbox: Sandbox, trips: str) -> None:
             check=True,
             timeout=_END_S * 2,
         )
-    told = done.stdout.splitlines()
+    output = done.stdout.splitlines()
     found = ["row\tcity 0\t0.0\t0", "row\tcity 1\t1.0\t1"]
-    assert told[0] == f"table {trips}"
-    assert told[1:3] == ["column city VARCHAR", "column fare DOUBLE"]
-    assert [line for line in told if line.startswith("row")] == found * 2
+    assert output[0] == f"table {trips}"
+    assert output[1:3] == ["column city VARCHAR", "column fare DOUBLE"]
+    assert [line for line in output if line.startswith("row")] == found * 2
     assert "log 'nothing' does not exist" in done.stdout
 
 
@@ -465,7 +465,7 @@ def is_answered(connection: dbapi.Connection) -> bool:
 
 
 def test_a_query_that_lasts_too_long_is_ended(sandbox: Sandbox) -> None:
-    """Its client is told."""
+    """Its client gets an error."""
     with (
         sql_process("--endpoint=grpc://127.0.0.1:1", query_s=3) as location,
         connected(location) as connection,

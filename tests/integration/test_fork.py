@@ -1,6 +1,6 @@
 """Processes that fork while a namespace is open and its writer busy: parents and children go on.
 
-Each program runs as a process of its own, since pytest's has threads of its own.
+They do so in a process of its own, since pytest's has threads of its own: one, in all ways.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 200
+WAIT_S = 280
 CHILDREN = amount(60, sampled=10)
 PRELUDE = """
 import os, subprocess, sys, threading
@@ -43,6 +43,7 @@ def keep_busy():
             writer.write(LogRecord(txid=written, payload=b"x" * 1000))
             written += 1
         writer.flush()
+        stop.wait(0.01)
 
 busy = threading.Thread(target=keep_busy, daemon=True)
 busy.start()
@@ -68,7 +69,7 @@ def child_of_its_own():
     return 0
 """
 
-PROGRAMS = {
+WAYS = {
     # What py4j's gateway does to start the JVM.
     "subprocess with preexec_fn": """
         failed = 0
@@ -76,7 +77,6 @@ PROGRAMS = {
             done = subprocess.run(["true"], preexec_fn=lambda: None, timeout=60)
             failed += done.returncode != 0
         assert failed == 0, f"{failed} of {count} children failed"
-        finish()
     """,
     "children that exit at once": """
         for number in range(count // 5):
@@ -84,7 +84,6 @@ PROGRAMS = {
             if pid == 0:
                 sys.exit(number % 100)  # with all that Python does at exit
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == number % 100
-        finish()
     """,
     "children with connections of their own": """
         for _ in range(count // 10):
@@ -92,37 +91,12 @@ PROGRAMS = {
             if pid == 0:
                 sys.exit(child_of_its_own())
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        finish()
     """,
     "multiprocessing": """
         import multiprocessing
         with multiprocessing.get_context("fork").Pool(2) as pool:
             results = [pool.apply_async(child_of_its_own) for _ in range(count // 10)]
             assert [each.get(100) for each in results] == [0] * (count // 10)
-        finish()
-    """,
-    "children of a process that opens what Spark's tasks share": """
-        from dlspark.options import Address
-        from dlspark.sessions import close_shared_namespace, open_shared_namespace
-
-        address = Address(uri=uri)
-
-        def open_and_close():
-            while not stop.is_set():
-                open_shared_namespace(address)
-                close_shared_namespace(address)
-
-        opening = threading.Thread(target=open_and_close, daemon=True)
-        opening.start()
-        for _ in range(count // 10):
-            pid = os.fork()
-            if pid == 0:
-                found = log in open_shared_namespace(address).get_logs()
-                close_shared_namespace(address)
-                sys.exit(0 if found else 3)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        finish()
-        opening.join()
     """,
     "children that use what they inherited": """
         def refused(action):
@@ -144,26 +118,45 @@ PROGRAMS = {
                 writer.close(); manager.close(); namespace.close()
                 sys.exit(0 if all(refusals) else 3)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        finish()
+    """,
+    "children of a process that opens what Spark's tasks share": """
+        from dlspark.options import Address
+        from dlspark.sessions import close_shared_namespace, open_shared_namespace
+
+        address = Address(uri=uri)
+
+        def open_and_close():
+            while not stop.is_set():
+                open_shared_namespace(address)
+                close_shared_namespace(address)
+
+        opening = threading.Thread(target=open_and_close, daemon=True)
+        opening.start()
+        for _ in range(count // 10):
+            pid = os.fork()
+            if pid == 0:
+                found = log in open_shared_namespace(address).get_logs()
+                close_shared_namespace(address)
+                sys.exit(0 if found else 3)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        stop.set()
+        opening.join()
     """,
 }
 
 
-def run_program(code: str, uri: str, *, children: int = CHILDREN) -> None:
-    """Run a program, which asserts for itself."""
-    arguments = [uri, f"fork/{uuid4().hex}", str(children)]
+def test_forks_of_a_busy_writer(sandbox: Sandbox) -> None:
+    """Every child does what it should, and the writer loses nothing."""
+    parts = (f"print({way!r}, flush=True)\n{textwrap.dedent(code)}" for way, code in WAYS.items())
+    program = "\n".join((PRELUDE, *parts, "finish()"))
+    arguments = [sandbox.uri, f"fork/{uuid4().hex}", str(CHILDREN)]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(code), *arguments],
+        [sys.executable, "-W", "error", "-c", program, *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=WAIT_S,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize("way", PROGRAMS)
-def test_forks_of_a_busy_writer(way: str, sandbox: Sandbox) -> None:
-    """Every child does what it should, and the writer loses nothing."""
-    run_program(PROGRAMS[way], sandbox.uri)
+    assert done.stdout.splitlines() == list(WAYS)

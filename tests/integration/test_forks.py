@@ -90,8 +90,8 @@ def test_a_source_that_is_truncated_and_deleted(
             entries = await fill(namespace, tier)
             before = await read(namespace, LOG)
             at = DLSN(2, entries[1] // 2, 0)
-            told = await asyncio.to_thread(fork_by_command, uri, str(at), "test")
-            assert told == f"forked log {LOG} at {at} to test"
+            reported = await asyncio.to_thread(fork_by_command, uri, str(at), "test")
+            assert reported == f"forked log {LOG} at {at} to test"
             kept = before[: len(await read(namespace, "test"))]
             assert ROWS // 8 < len(kept) < ROWS
             assert await read(namespace, "test") == kept

@@ -1,7 +1,7 @@
 """Arrow's own Flight client, unmodified, which knows one proxy's address only: not the owner's.
 
 Goal: it writes as at the owner, and each record once, whatever becomes of the owner.  Method: two
-proxies as processes, of which the owner is killed or told to drain while records are on their way.
+proxies as processes, the owner among them is killed or drained while records are on their way.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def put(
             answer = answers.read()
             if answer is None:
                 return  # closing the writer raises why
-            told: dict[str, Any] = json.loads(answer.to_pybytes())
-            if "ready" in told:
-                begin = sent = acked = told["ready"]["sequence"] + 1
-            elif "acked" in told:
-                acked = begin + told["acked"]
+            reply: dict[str, Any] = json.loads(answer.to_pybytes())
+            if "ready" in reply:
+                begin = sent = acked = reply["ready"]["sequence"] + 1
+            elif "acked" in reply:
+                acked = begin + reply["acked"]
                 acked_to(acked)
-            elif "draining" in told:
+            elif "draining" in reply:
                 writer.done_writing()
                 continue
             while sent < min(len(payloads), acked + 5 * ROWS):
@@ -74,7 +74,7 @@ def put(
 def test_each_record_is_written_once_whatever_becomes_of_the_owner(
     sandbox: Sandbox, proxies: tuple[ProxyProcess, ProxyProcess], change: str
 ) -> None:
-    """What was acknowledged when it went is durable, and the client goes on where it was."""
+    """Records acknowledged when it went are durable, and the client goes on where it was."""
     asked, owner = proxies
     log = log_name_for(owner, sandbox.uri)
     payloads = [b"%d" % number for number in range(BATCHES * ROWS)]

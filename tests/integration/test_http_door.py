@@ -191,7 +191,7 @@ def test_a_stream_goes_on_where_it_broke(sandbox: Sandbox, proxies: list[ProxyPr
             each.wait(float(LIMIT_S))
 
 
-def test_what_curl_is_told(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
+def test_answers_to_curl(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
     """Each error in one form."""
     with open_namespace(sandbox.uri) as namespace:
         log = log_name_for(proxies[1], sandbox.uri)
@@ -204,6 +204,6 @@ def test_what_curl_is_told(sandbox: Sandbox, proxies: list[ProxyProcess]) -> Non
                 (404, "LogNotFoundError", Curl(address, f"{log}-gone").ask()),
                 (401, "UnauthenticatedError", Curl(address + "x", log).ask()),
             ):
-                told = json.loads(body)
-                assert (found, told["kind"]) == (status, kind), body
-                assert set(told) == {"error", "kind"}
+                reply = json.loads(body)
+                assert (found, reply["kind"]) == (status, kind), body
+                assert set(reply) == {"error", "kind"}

@@ -79,7 +79,7 @@ def end(process: subprocess.Popen[str], words: str = "") -> tuple[int, str]:
 
 
 def txids_of(namespace: Namespace, log: str) -> list[int]:
-    """Return what is in the log once a writer that waits for nobody has recovered it."""
+    """Return what is in the log once a writer that waits for no other has recovered it."""
     with namespace.open_log(log, config=LogConfig(lock_timeout_s=0)) as manager:
         manager.open_writer().close()
         with manager.open_reader() as reader:
@@ -179,7 +179,7 @@ def written(way: str) -> list[int]:
 
 
 @pytest.mark.parametrize("way", sample(REMOTE_EXITS, 4))
-def test_what_was_written_through_a_proxy_is_flushed(
+def test_records_written_through_a_proxy_are_flushed(
     way: str, proxy: ProxyProcess, namespace: Namespace, log: str
 ) -> None:
     """By the same mechanism."""
@@ -189,7 +189,7 @@ def test_what_was_written_through_a_proxy_is_flushed(
 
 
 @pytest.mark.parametrize("way", sample(EXITS, 6))
-def test_what_was_written_is_flushed(
+def test_written_records_are_flushed(
     way: str, sandbox: Sandbox, namespace: Namespace, log: str
 ) -> None:
     """Whichever way the process ends: all is there, the lock is free, and nothing is complained."""
@@ -216,7 +216,7 @@ def test_termination_by_default_keeps_what_was_flushed(
 
 
 @pytest.mark.parametrize("gone", ["bookies", "everything"])
-def test_what_cannot_be_written_is_named_within_a_bounded_time(
+def test_unwritten_records_are_named_within_a_bounded_time(
     gone: str, fresh_sandbox: Callable[..., Sandbox]
 ) -> None:
     """Which records of which log, on standard error, and the exit status is not 0."""
@@ -272,7 +272,7 @@ ASYNC_ENDS = {
 def test_the_async_face_says_what_was_not_written(
     way: str, sandbox: Sandbox, namespace: Namespace, log: str
 ) -> None:
-    """Nobody can flush once the loop ended, so it is logged, and the lock is free at once."""
+    """No one can flush once the loop ended: that is logged, and the lock is free at once."""
     code, reason = ASYNC_ENDS[way]
     process = start(ASYNC + code, sandbox.uri, log)
     assert process.stdout is not None

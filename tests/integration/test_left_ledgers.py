@@ -1,4 +1,4 @@
-"""Goal: readers miss nothing of a log whose last process closed its ledger, and told nobody.
+"""Goal: readers miss nothing of a log whose last process closed its ledger without a report.
 
 Method: a writer is killed, and then the process that recovers its log, between the end of the
 ledger and that of the segment.  The log is truncated, merged, tiered or redacted meanwhile, or none
@@ -130,19 +130,19 @@ async def read_all(log: DistributedLogManager) -> list[int | None]:
 
 
 async def killed_writer(uri: str, name: str, first: int) -> int:
-    """Let a process write; kill it after some rows.  Return the last number that it was told."""
+    """Let a process write; kill it after some rows.  Return the last acknowledged number."""
     command = [LOADED_PYTHON, "-m", "tests.fixtures.left_worker", uri, name, "write", str(first)]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    told = first
-    while told < first + ROWS:
-        told = int(await process.stdout.readline())
+    acknowledged = first
+    while acknowledged < first + ROWS:
+        acknowledged = int(await process.stdout.readline())
     process.kill()
     rest = (await process.stdout.read()).splitlines(keepends=True)
     await process.wait()
-    return max([told, *(int(each) for each in rest if each.endswith(b"\n"))])
+    return max([acknowledged, *(int(each) for each in rest if each.endswith(b"\n"))])
 
 
 async def killed_recovery(uri: str, log: DirectLog) -> None:

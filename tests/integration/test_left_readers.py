@@ -19,8 +19,8 @@ from dlcore.base.records import LogRecord
 from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.log.reading.tail_driver import Fetcher
-from dlcore.transport.incoming import Incoming
 from dlcore.wire.digest import EntryFrame
+from dlcore.wire.incoming import Incoming
 from tests.fixtures.aio import until
 
 if TYPE_CHECKING:
@@ -52,10 +52,8 @@ def left() -> list[object]:
 
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.usefixtures("uncollected")
-def test_what_a_reader_had_ahead_is_freed_when_it_is_left(
-    sandbox: Sandbox, *, is_open: bool
-) -> None:
-    """Of a segment that is written, and of one that is complete."""
+def test_the_read_ahead_is_freed_when_a_reader_is_left(sandbox: Sandbox, *, is_open: bool) -> None:
+    """Readers of a segment that is written, and of a complete one."""
 
     async def scenario() -> None:
         others = frozenset(map(id, left()))  # of tests before, whose readers are not judged here

@@ -86,7 +86,7 @@ def test_direct_reads_see_what_a_proxy_acknowledged(sandbox: Sandbox) -> None:
         assert rows == RECORDS
 
 
-def test_reads_see_what_a_writer_was_told(sandbox: Sandbox) -> None:
+def test_reads_see_acknowledged_records(sandbox: Sandbox) -> None:
     """Without a flush or a commit: the future of a record is enough."""
     name = f"linear-{uuid4().hex}"
 

@@ -69,7 +69,7 @@ def test_a_timed_writer_that_fails_says_so_at_the_next_call(
 
 
 def test_retention_truncation_and_seal_without_a_writer(namespace_uri: str) -> None:
-    """What is too old goes from an idle log; the rest by transaction id and time; then the seal."""
+    """Old records go from an idle log; the rest by transaction id and time; then the seal."""
 
     async def sweep() -> None:
         async with await open_async_namespace(namespace_uri) as namespace:

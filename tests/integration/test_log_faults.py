@@ -34,7 +34,7 @@ for txid in range(10**9):
 """
 
 
-def test_a_killed_writer_loses_nothing_that_it_was_told(namespace_uri: str) -> None:
+def test_a_killed_writer_loses_no_acknowledged_record(namespace_uri: str) -> None:
     """It commits and says so until SIGKILL; the next writer recovers all it said, and goes on."""
     with open_namespace(namespace_uri, config=LogConfig(lock_timeout_s=60)) as namespace:
         namespace.create_log("faults/killed")
@@ -43,16 +43,16 @@ def test_a_killed_writer_loses_nothing_that_it_was_told(namespace_uri: str) -> N
             [LOADED_PYTHON, "-c", WRITER, namespace_uri], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
-        told = ("", "")
+        acknowledged = ("", "")
         with process:
             for _ in range(40):
                 txid, dlsn = process.stdout.readline().split()
-                told = (txid, dlsn)
+                acknowledged = (txid, dlsn)
             process.send_signal(signal.SIGKILL)
             for line in process.stdout:
                 if line.endswith("\n"):
                     txid, dlsn = line.split()
-                    told = (txid, dlsn)
+                    acknowledged = (txid, dlsn)
         with log.open_writer() as writer:
             writer.write(LogRecord(writer.last_txid + 1, b"after"))
         with log.open_reader() as reader:
@@ -60,7 +60,7 @@ def test_a_killed_writer_loses_nothing_that_it_was_told(namespace_uri: str) -> N
     assert [r.txid for r in records] == list(range(len(records)))
     assert [r.sequence_id for r in records] == list(range(len(records)))
     assert all(r.payload == b"%d" % r.txid * 50 for r in records[:-1])
-    assert str(records[int(told[0])].dlsn) == told[1]
+    assert str(records[int(acknowledged[0])].dlsn) == acknowledged[1]
     assert records[-1].payload == b"after"
     assert len({r.dlsn.lssn for r in records}) > 1
 

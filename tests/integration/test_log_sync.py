@@ -29,7 +29,9 @@ from tests.fixtures.forking import LOADED_PYTHON
 pytestmark = pytest.mark.integration
 
 
-def test_who_only_writes_and_reads_loads_no_grpc_and_no_pandas(namespace_uri: str) -> None:
+def test_a_program_that_only_writes_and_reads_loads_no_grpc_and_no_pandas(
+    namespace_uri: str,
+) -> None:
     """The threads of the one would end a child that forks beside it; the other takes its time."""
     script = """
 import sys
@@ -132,7 +134,7 @@ assert rows == [b"%d" % i for i in range(7, 20000)], len(rows)
     assert sum(b.batch.num_rows for b in scan(ranges)) == 20_000 - 7
 
 
-def test_what_was_staged_here_is_committed_elsewhere(namespace_uri: str) -> None:
+def test_parts_staged_here_are_committed_elsewhere(namespace_uri: str) -> None:
     """An append commits the extents it is given, of any process."""
     with open_namespace(namespace_uri) as namespace:
         log = namespace.open_log("sync/staged", create_if_missing=True)
@@ -288,7 +290,7 @@ def test_iterating_seeking_and_deadlines(namespace_uri: str) -> None:
                 assert sum(b.num_rows for b in reader.batches(follow=True)) == 3
 
 
-def test_what_is_known_of_a_log(namespace_uri: str) -> None:
+def test_known_facts_of_a_log(namespace_uri: str) -> None:
     """Status, first and last record, and segments as they change."""
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("sync/known")
@@ -324,9 +326,9 @@ def test_subscribers_of_a_log(namespace_uri: str) -> None:
                 if record.txid == 3:
                     break
             assert reader.commit() == reader.committed == record.dlsn.next_slot()
-            hasty = namespace.open_log("sync/subscribed", config=LogConfig(lock_timeout_s=0))
+            impatient = namespace.open_log("sync/subscribed", config=LogConfig(lock_timeout_s=0))
             with pytest.raises(OwnershipAcquireFailedError):
-                hasty.open_reader(subscriber="s")
+                impatient.open_reader(subscriber="s")
     with open_namespace(namespace_uri) as namespace, namespace.open_log("sync/subscribed") as log:
         assert log.get_subscriptions() == {"s": record.dlsn.next_slot()}
         with log.open_reader(subscriber="s") as reader:
@@ -354,8 +356,11 @@ def test_idle_readers_and_truncated_records(namespace_uri: str) -> None:
                 records = reader.records(follow=True)
                 assert [next(records).txid for _ in range(4)] == [0, 1, 2, 3]
                 assert reader.broken_entries == 0
-            hasty = namespace.open_log("sync/idle", config=LogConfig(reader_idle_error_s=0.2))
-            with hasty.open_reader(dlsn=reader.position) as idle, pytest.raises(ReaderIdleError):
+            impatient = namespace.open_log("sync/idle", config=LogConfig(reader_idle_error_s=0.2))
+            with (
+                impatient.open_reader(dlsn=reader.position) as idle,
+                pytest.raises(ReaderIdleError),
+            ):
                 next(idle.records(follow=True))
 
 
@@ -397,7 +402,7 @@ def test_a_log_is_copied_once(namespace_uri: str) -> None:
             assert copied == log.read().to_arrow().select(columns)
 
 
-def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:
+def test_objects_inherited_by_a_forked_child_are_left_to_its_parent(namespace_uri: str) -> None:
     """Closing it there ends neither a writer's buffer nor its lock."""
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("sync/forked")
@@ -423,7 +428,7 @@ def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str)
 def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
     namespace_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of which log, how many records, and why; one that wrote everything says nothing."""
+    """The log, the number of records, and the reason are logged; a complete one is silent."""
     caplog.set_level(logging.WARNING)  # programs that ran in this process may have set another
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("sync/exit")

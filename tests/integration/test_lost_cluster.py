@@ -66,15 +66,15 @@ async def read(namespace: DirectNamespace, name: str) -> list[LogRecordWithDLSN]
 
 
 class Drill:
-    """What was there before the loss, and what the restore says."""
+    """The content before the loss, and the report of the restore."""
 
     def __init__(self, tier: str) -> None:
         self.tier = tier
         self.before: dict[str, list[LogRecordWithDLSN]] = {"hot": []}
         """The records of each log that are in objects."""
         self.positions: dict[str, DLSN] = {}
-        """Of the last record that was ever written."""
-        self.told: dict[str, dict[str, Any]] = {}
+        """The number of the last record that was ever written."""
+        self.rows_by_log: dict[str, dict[str, Any]] = {}
 
     async def fill(self, namespace: DirectNamespace) -> None:
         """Write and tier, fork, and write something that stays on bookies."""
@@ -101,16 +101,16 @@ class Drill:
         self.before["views"] = await read(namespace, "views")
         assert len(self.before["views"]) == 600
 
-    def check_told(self, rows: list[dict[str, Any]]) -> None:
+    def check_answer(self, rows: list[dict[str, Any]]) -> None:
         """Require that the restore names what is lost of each log."""
-        self.told = {row["log"]: row for row in rows}
-        assert sorted(self.told) == sorted([*LOGS, "forked"])
-        for name, row in self.told.items():
+        self.rows_by_log = {row["log"]: row for row in rows}
+        assert sorted(self.rows_by_log) == sorted([*LOGS, "forked"])
+        for name, row in self.rows_by_log.items():
             assert row["records"] == len(self.before[name])
         lssn = self.before["clicks"][-1].dlsn.lssn
         lost = f"{DLSN(lssn + 1, 0, 0)} … {DLSN(lssn + 2, 0, 0)}"
-        assert [self.told[name]["lost"] for name in ("clicks", "views")] == [lost, ""]
-        assert self.told["hot"]["lost"].startswith("1:0:0 … ")
+        assert [self.rows_by_log[name]["lost"] for name in ("clicks", "views")] == [lost, ""]
+        assert self.rows_by_log["hot"]["lost"].startswith("1:0:0 … ")
 
     async def compare(self, namespace: DirectNamespace) -> None:
         """Require the records of before, then write, tier, delete and sweep."""
@@ -121,7 +121,7 @@ class Drill:
             assert found[: len(kept)] == kept
             assert len(found) == len(kept) + 100
             begun = found[len(kept)].dlsn
-            assert str(begun) == self.told[name]["next"]
+            assert str(begun) == self.rows_by_log[name]["next"]
             assert begun > self.positions.get(name, DLSN(1, 0, 0))
         log = await namespace.open_log("clicks")
         async with await log.open_reader(dlsn=self.positions["clicks"]) as reader:
@@ -140,7 +140,7 @@ class Drill:
             assert (await read(namespace, name))[: len(kept)] == kept
 
 
-def test_what_is_in_objects_survives_the_loss_of_everything_else(
+def test_objects_survive_the_loss_of_everything_else(
     fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Write, tier, export, write more, lose all, restore, and compare."""
@@ -167,17 +167,17 @@ def test_what_is_in_objects_survives_the_loss_of_everything_else(
         less = shell.json("restore", "--from", tier, "--dry-run", "--lose-missing")
         hidden.rename(first)
         assert shell.json("restore", "--from", tier, "--dry-run")["dry_run"]
-        told = shell.json("restore", "--from", tier)
+        report = shell.json("restore", "--from", tier)
         fewer = [
             a["log"]
-            for a, b in zip(less["logs"], told["logs"], strict=True)
+            for a, b in zip(less["logs"], report["logs"], strict=True)
             if a["records"] < b["records"] and a["lost"] != b["lost"]
         ]
         assert fewer  # a fork shares the object
         assert "there is a namespace" in shell.outcome("restore", "--from", tier)[2]
-    assert (told["cluster"], told["dry_run"]) == (exported["cluster"], False)
-    assert 0 <= told["recovery_point_age_s"] < TIME_LIMIT_S
-    drill.check_told(told["logs"])
+    assert (report["cluster"], report["dry_run"]) == (exported["cluster"], False)
+    assert 0 <= report["recovery_point_age_s"] < TIME_LIMIT_S
+    drill.check_answer(report["logs"])
 
     again = fresh_sandbox(3, data_dir=anew)
     shell = Shell(again.uri, capsys)

@@ -2,7 +2,7 @@
 and all bookies are lost, and a restore brings back what is in objects.
 
 Goal: each record of a cold segment is read at its position, the records that were not tiered are
-named, and the age of the export and the time are told.  Method: processes; their data is deleted.
+named, and the age of the export and the time are shown.  Method: processes; their data is deleted.
 `python -m pytest -s tests/integration/test_lost_cluster_s3.py` prints the figures of the page.
 """
 
@@ -129,9 +129,9 @@ class Drill:
             assert len(self.cold[name]) < len(rows)
         assert self.cold["hot"] == []
 
-    def check_told(self, told: dict[str, Any]) -> None:
+    def check_answer(self, report: dict[str, Any]) -> None:
         """Require that the restore names all that is not there."""
-        rows = {row["log"]: row for row in told["logs"]}
+        rows = {row["log"]: row for row in report["logs"]}
         assert sorted(rows) == sorted(LOGS)
         for name in LOGS:
             assert rows[name]["records"] == len(self.cold[name])
@@ -159,10 +159,10 @@ def test_everything_but_the_objects_is_lost(
         with EmbeddedMetadataServer(anew / "metadata") as metadata:
             shell = Shell(f"distributedlog://{metadata.servers}/dlog", capsys)
             named = shell.json("restore", "--from", newest, "--dry-run")
-            told = shell.json("restore", "--from", place)
-        assert told["logs"] == named["logs"]
-        assert told["exported"] == named["exported"]
-        drill.check_told(told)
+            report = shell.json("restore", "--from", place)
+        assert report["logs"] == named["logs"]
+        assert report["exported"] == named["exported"]
+        drill.check_answer(report)
 
         again = fresh_sandbox(3, data_dir=anew, autorecovery=True)
         shell = Shell(again.uri, capsys)
@@ -177,10 +177,10 @@ def test_everything_but_the_objects_is_lost(
         wait_until(lambda: (after.exported()["export"] or "") > newest, timeout_s=WAIT_S)
     kept = sum(map(len, drill.cold.values()))
     figures = {
-        "recovery_point_age_s": told["recovery_point_age_s"],
+        "recovery_point_age_s": report["recovery_point_age_s"],
         "records_lost": written - kept,
         "records_kept": kept,
-        "took_s": told["took_s"],
+        "took_s": report["took_s"],
     }
     with capsys.disabled():
         print(json.dumps(figures))  # for docs/restore.md

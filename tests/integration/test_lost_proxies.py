@@ -69,7 +69,7 @@ def test_clients_of_a_stopped_proxy_go_on_at_another(sandbox: Sandbox) -> None:
 
 
 def test_the_logs_of_a_killed_proxy_are_taken_before_its_session_is_over(sandbox: Sandbox) -> None:
-    """The one that is asked next finds that nobody listens there, and need not wait for ZooKeeper.
+    """The one that is asked next finds no listener there, and need not wait for ZooKeeper.
 
     Its session of 30 s outlasts what the writer is given.
     """

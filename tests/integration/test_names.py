@@ -66,7 +66,7 @@ def test_logs_are_watched(namespace_uri: str) -> None:
             other.rename_log("watched/a", "watched/b")
             renamed = next(watch)
             assert (renamed.kind, renamed.old_name) == (LogChangeKind.RENAMED, "watched/a")
-            assert heard.get(timeout=60) == renamed  # what comes and goes unseen is not told
+            assert heard.get(timeout=60) == renamed  # unseen logs are not reported
             other.delete_log("watched/b")
             deleted = next(watch)
             assert deleted.kind is LogChangeKind.DELETED
@@ -108,7 +108,11 @@ def test_statistics(namespace_uri: str) -> None:
         with namespace.open_log("names/counted").open_writer() as writer:
             writer.write(LogRecord(1, b"x" * 100))
             writer.flush()
-            told = dataclasses.asdict(namespace.get_statistics())
-    assert (told["entries_written"], told["open_ledgers"], told["sessions_lost"]) == (1, 1, 0)
-    assert told["bytes_written"] > 100
-    assert told["open_objects"] == {"AsyncLogWriter": 1}
+            statistics = dataclasses.asdict(namespace.get_statistics())
+    assert (
+        statistics["entries_written"],
+        statistics["open_ledgers"],
+        statistics["sessions_lost"],
+    ) == (1, 1, 0)
+    assert statistics["bytes_written"] > 100
+    assert statistics["open_objects"] == {"AsyncLogWriter": 1}

@@ -9,15 +9,16 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bookie.serving import metrics as bookie_metrics
-from dlcore.access.tls import TlsFiles
 from dlcore.backends.direct import metrics as client_metrics
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.listening import operator_port
 from dlcore.base.metrics import Kind
 from dlcore.base.records import LogRecord
+from dlcore.metadata import operated as metadata
 from dlcore.ops.autorecovery import metrics as recovery_metrics
 from dlcore.ops.sandbox import Sandbox
 from dlcore.proxy import metrics as proxy_metrics
 from dlcore.sync import open_namespace
-from dlcore.transport import operator_port
 from tests.fixtures.operators import LASTING, PORT, WAIT_S, asked, asked_json, scraped, url_of
 from tests.fixtures.shell import Shell
 from tests.fixtures.waiting import wait_until
@@ -81,7 +82,9 @@ def test_each_process_has_its_metrics(watched: Sandbox) -> None:
     """All that the page of metrics names is there, and counts what was done."""
     with open_namespace(watched.proxies[0].location) as namespace:
         fill(namespace, "counted", 50)
-    always = names_of(operator_port.METRICS) - {operator_port.CERTIFICATE.name}
+    always = names_of((*operator_port.METRICS, *metadata.METRICS)) - {
+        operator_port.CERTIFICATE.name
+    }
     client = names_of(client_metrics.METRICS)
     bookie = url_of(watched.bookies[0].log_path)
     added = "dlog_bookie_added_bytes_total"
@@ -152,7 +155,7 @@ def test_a_client_has_a_collector_for_a_registry(watched: Sandbox) -> None:
 
 
 def test_on_a_secured_cluster_only_who_has_a_certificate_is_answered(tmp_path: Path) -> None:
-    """Each process serves with its own certificate, when told."""
+    """Each process serves with its own certificate, if that is set."""
     options = (*PORT, "--http-tls=required")
     with Sandbox(
         1,

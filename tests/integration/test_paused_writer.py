@@ -1,6 +1,6 @@
 """A process that is paused past its session, wakes up, and writes.
 
-Goal: it never adds a record behind the back of who owns the log by then, and goes on where nobody
+Goal: it never adds a record behind the back of the new owner of the log, and goes on where no one
 does.  Method: a writer in a process of its own, stopped until ZooKeeper has ended its session.
 """
 
@@ -49,7 +49,7 @@ _SESSION_ENDS_S = 60.0
 
 
 class Writer:
-    """A process that writes what it is told, and says what became of it."""
+    """A process that writes on command, and reports the result."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -95,14 +95,14 @@ def writer_of(uri: str, log: str) -> Iterator[Writer]:
 
 
 def is_owned(namespace: Namespace, log: DistributedLogManager) -> bool:
-    """Return whether somebody has the log's writer lock."""
+    """Return whether a process has the log's writer lock."""
     direct = cast("DirectNamespace", namespace._namespace)
     logs, key = direct.log_context.logs, cast("DirectLog", log._manager)._log
     return namespace._call(logs.read_lock(key)) is not None
 
 
 def test_a_paused_writer_that_was_replaced_writes_nothing(namespace_uri: str) -> None:
-    """It learns at its next record that another owns the log; the other's records stay as told."""
+    """It learns at its next record that another owns the log; the other's records stay."""
     name = f"paused/{uuid4().hex}"
     with open_namespace(namespace_uri) as namespace:
         log = namespace.open_log(
@@ -128,10 +128,10 @@ def test_a_paused_writer_that_was_replaced_writes_nothing(namespace_uri: str) ->
                 assert [each.txid for each in reader.read_bulk(100)] == [1, 2, 4]
 
 
-def test_a_paused_writer_that_nobody_replaced_goes_on(namespace_uri: str) -> None:
+def test_a_paused_writer_without_a_replacement_goes_on(namespace_uri: str) -> None:
     """Its session and lock are gone; it takes the log again and writes on in its segment.
 
-    A record that it writes before it notices is in the log, for nobody has fenced its ledger.
+    A record that it writes before it notices is in the log, for its ledger is not fenced.
     """
     name = f"paused/{uuid4().hex}"
     with open_namespace(namespace_uri) as namespace:

@@ -103,7 +103,7 @@ def test_the_standard_health_service_answers(proxy: ProxyProcess) -> None:
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_those_who_watch_its_health_are_told_of_its_end(sandbox: Sandbox) -> None:
+def test_clients_that_watch_its_health_learn_of_its_end(sandbox: Sandbox) -> None:
     """It says so before it ends what it serves."""
     with proxy_process(sandbox.uri) as stopped:
         with grpc.insecure_channel(stopped.location.removeprefix("grpc://")) as channel:

@@ -29,7 +29,7 @@ WAIT_S = 90
 
 
 def test_a_direct_writer_gets_a_log_that_is_written_through_a_proxy(sandbox: Sandbox) -> None:
-    """What both wrote is there once; then the producer goes on."""
+    """The records of both are there once; then the producer goes on."""
     name = f"gives-way/{uuid4().hex}"
 
     async def scenario(location: str) -> None:

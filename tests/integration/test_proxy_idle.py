@@ -46,7 +46,7 @@ async def write_one_by_one(stream: Stream, acked: asyncio.Semaphore) -> None:
     while True:
         await stream.send(b"lively")
         count += 1
-        assert (await stream.told() or {}).get("acked") == count, await stream.status()
+        assert (await stream.next_reply() or {}).get("acked") == count, await stream.status()
         acked.release()
 
 
@@ -80,7 +80,7 @@ def test_idle_streams_cost_little(sandbox: Sandbox) -> None:
             assert not writing.done()
             for streams in groups:
                 await streams[0].send(b"woken")
-                assert (await streams[0].told_all() or {})["acked"] == 1
+                assert (await streams[0].last_reply() or {})["acked"] == 1
             writing.cancel()
             for stream in (lively, *(stream for streams in groups for stream in streams)):
                 stream.call.cancel()

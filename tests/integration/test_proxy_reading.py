@@ -256,7 +256,7 @@ def test_followers_get_every_record_once(
     assert (again.error, again.numbers) == (None, [])
 
 
-def test_who_stands_still_slows_nobody(sandbox: Sandbox, namespace: Namespace) -> None:
+def test_a_client_that_stands_still_slows_no_other(sandbox: Sandbox, namespace: Namespace) -> None:
     """The ring goes on without it; when it reads again it gets everything, from the bookies."""
     log = namespace.open_log(f"read/{uuid4().hex}", config=LogConfig(), create_if_missing=True)
     config = ProxyConfig(ring_bytes_max=50_000, catching_up_max=1)
@@ -380,7 +380,7 @@ def test_a_wrong_ticket(
         client.do_get(wrong).read_all()
 
 
-def test_what_is_no_ticket_or_descriptor(client: flight.FlightClient) -> None:
+def test_bytes_that_are_no_ticket_or_descriptor(client: flight.FlightClient) -> None:
     """Random bytes are refused."""
     with pytest.raises(pa.ArrowInvalid, match="not a ticket"):
         client.do_get(flight.Ticket(b"\x00\xff")).read_all()
@@ -454,7 +454,7 @@ def test_followers_share_what_is_known_of_a_log(
 def test_a_deleted_log_ends_its_followers(
     client: flight.FlightClient, namespace: Namespace, log: DistributedLogManager
 ) -> None:
-    """They are told why."""
+    """They learn why."""
     written(log, 0, 10)
     follower = Follower(client, log.name)
     follower.wait_for(10)

@@ -84,7 +84,7 @@ async def write_on(lively: Stream, *, first: int, count: int) -> None:
     """Write so many batches, each of which is acknowledged before the next."""
     for number in range(first, first + count):
         await lively.send(RECORD)
-        message = await lively.told()
+        message = await lively.next_reply()
         assert message is not None, await lively.status()
         assert message["acked"] == number
 
@@ -93,8 +93,8 @@ async def push(stream: Stream) -> None:
     """Send what is acknowledged when all bookies are there."""
     for _ in range(MESSAGES):
         await stream.send(RECORD)
-    told = await stream.told_all() or {}
-    assert told.get("acked") == MESSAGES, await stream.status()
+    reply = await stream.last_reply() or {}
+    assert reply.get("acked") == MESSAGES, await stream.status()
 
 
 def test_a_log_without_a_quorum_stops_no_other(fresh_sandbox: Callable[..., Sandbox]) -> None:
@@ -123,17 +123,17 @@ def test_a_log_without_a_quorum_stops_no_other(fresh_sandbox: Callable[..., Sand
                 await write_on(lively, first=1, count=20)
                 assert not any(task.done() for task in pushing), "it stood still all the while"
             await asyncio.gather(*pushing)
-            await lively.told_all()
+            await lively.last_reply()
             found = await direct.open_log("still")
             assert await found.get_log_record_count() == STREAMS * MESSAGES
 
     run(scenario())
 
 
-def test_what_waits_for_a_log_without_a_quorum_is_bounded(
+def test_memory_for_a_log_without_a_quorum_is_bounded(
     fresh_sandbox: Callable[..., Sandbox],
 ) -> None:
-    """Of messages of 4 MB in 36 streams it keeps few, and tells those above; gRPC keeps none."""
+    """It keeps few messages of 4 MB in 36 streams, and refuses the others; gRPC keeps none."""
     cluster = fresh_sandbox(3, bookie_options=LONG_SESSIONS)
     large = [RECORD] * 4
 
@@ -161,23 +161,23 @@ def test_what_waits_for_a_log_without_a_quorum_is_bounded(
                 await write_on(lively, first=6, count=10)
                 assert resident_kb(pid) - before_kb < 60_000, "of what is not read yet"
                 await asyncio.gather(*(stream.send(*large) for stream in still))
-                ends = [asyncio.create_task(stream.told_all()) for stream in still]
+                ends = [asyncio.create_task(stream.last_reply()) for stream in still]
                 await until(lambda: sum(task.done() for task in ends) >= 30)
                 await write_on(lively, first=16, count=10)
                 # 64 MB may wait or be on their way to bookies.
                 assert resident_kb(pid) - before_kb < 150_000
                 for task in pushing:
                     task.cancel()
-            told = await asyncio.gather(*ends)
+            reply = await asyncio.gather(*ends)
             refused = [
-                await each.status() for each, last in zip(still, told, strict=True) if not last
+                await each.status() for each, last in zip(still, reply, strict=True) if not last
             ]
             assert len(refused) >= 30
             for code, message, metadata in refused:
                 assert (code, metadata["dlog-retry-after-ms"]) == ("UNAVAILABLE", "1000")
                 assert "LogNotReadyError: log 'still': " in message
             assert sum("too many bytes wait already" in message for _, message, _ in refused) >= 30
-            await lively.told_all()
+            await lively.last_reply()
 
     with serving_process([LOADED_PYTHON, "-c", PATIENT_PROXY, cluster.uri]) as proxy:
         run(scenario(proxy.location, proxy.process.pid))

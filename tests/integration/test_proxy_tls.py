@@ -18,7 +18,7 @@ from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, proxy_thread, wait_for_no_proxy
 
 if TYPE_CHECKING:
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 pytestmark = pytest.mark.integration
 SCHEMA = pa.schema([("value", pa.binary())])
@@ -76,14 +76,14 @@ def test_only_clients_with_a_certificate_enter(
             locations = {each.uri.decode() for part in info.endpoints for each in part.locations}
             assert locations == {proxy.location}
         plain = proxy.location.replace("grpc+tls", "grpc")
-        for endpoint, files, told in (
+        for endpoint, files, reason in (
             (plain, None, "it speaks TLS"),
             (proxy.location, None, "its certificate is not accepted"),
             (proxy.location, stranger, "its certificate is not accepted"),
         ):
             with (
                 open_remote(endpoint, tls=files, patience_s=60) as remote,
-                pytest.raises(ConfigurationError, match=told),
+                pytest.raises(ConfigurationError, match=reason),
             ):
                 remote.open_log(log)
         with pytest.raises(ConfigurationError, match=r"expected grpc\+tls://"):
@@ -108,18 +108,18 @@ def test_clients_without_a_certificate_where_none_is_asked_for(
             grpc.channel_ready_future(channel).result(30)
 
 
-def test_files_that_are_none_are_told_with_their_paths(
+def test_missing_files_are_named_with_their_paths(
     namespace_uri: str, authority: Authority, tmp_path: Path
 ) -> None:
     """Before anything is opened."""
     missing = str(tmp_path / "no.pem")
-    for given, told in (
+    for given, reason in (
         (ProxyConfig(tls_cert=missing, tls_key=missing, tls_ca=missing), "a readable PEM file"),
         (ProxyConfig(tls_cert=missing, tls_ca=missing), "expected both files or none"),
         (ProxyConfig(tls_ca=str(authority.ca)), "needs a certificate and its key"),
     ):
         with (
-            pytest.raises(ConfigurationError, match=told),
+            pytest.raises(ConfigurationError, match=reason),
             proxy_thread(namespace_uri, given),
         ):
             pass

@@ -42,7 +42,7 @@ def batch(*payloads: bytes) -> pa.RecordBatch:
     return pa.record_batch([pa.array(payloads, pa.binary())], schema=SCHEMA)
 
 
-def told(reader: flight.FlightMetadataReader) -> Any:
+def reply(reader: flight.FlightMetadataReader) -> Any:
     """Return the next message of the proxy; None at the end."""
     message = reader.read()
     return None if message is None else json.loads(message.to_pybytes())
@@ -51,11 +51,11 @@ def told(reader: flight.FlightMetadataReader) -> Any:
 def test_a_plain_client_writes_and_is_acknowledged(
     proxy: ProxyProcess, namespace_uri: str, log: str
 ) -> None:
-    """It needs a path and a column; what it is told is durable."""
+    """It needs a path and a column; acknowledged rows are durable."""
     rows = [b"%d" % number for number in range(1000)]
     with proxy.client() as client:
         writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
-        ready = told(reader)["ready"]
+        ready = reply(reader)["ready"]
         assert ready["log"] == log
         assert ready["window_records"] > 0
         with writer:
@@ -64,10 +64,10 @@ def test_a_plain_client_writes_and_is_acknowledged(
             writer.done_writing()
             acked = 0
             while acked < len(rows):
-                message = told(reader)
+                message = reply(reader)
                 assert acked < message["acked"] <= len(rows)
                 acked = message["acked"]
-            assert told(reader) is None
+            assert reply(reader) is None
     assert payloads_in(namespace_uri, log) == rows
 
 
@@ -78,10 +78,10 @@ def test_many_clients_write_one_log(proxy: ProxyProcess, namespace_uri: str, log
         with proxy.client() as client:
             writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
             with writer:
-                told(reader)
+                reply(reader)
                 for turn in range(20):
                     writer.write_batch(batch(b"%d/%d" % (number, turn)))
-                    assert told(reader)["acked"] == turn + 1
+                    assert reply(reader)["acked"] == turn + 1
                 writer.done_writing()
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
@@ -102,23 +102,23 @@ def test_a_wrong_stream_is_refused_and_others_go_on(
     """An unknown log, a wrong schema, random bytes, a message that is too large."""
     with proxy.client() as client:
         writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
-        told(reader)
+        reply(reader)
         for descriptor, schema, error in (
             (flight.FlightDescriptor.for_path("no/such/log"), SCHEMA, "LogNotFoundError"),
             (flight.FlightDescriptor.for_command(b"\x00\xff"), SCHEMA, "command"),
             (flight.FlightDescriptor.for_path(log), pa.schema([("a", pa.int8())]), "value"),
         ):
             wrong, answers = client.do_put(descriptor, schema)
-            assert told(answers) is None
+            assert reply(answers) is None
             with pytest.raises(pa.ArrowException, match=error):
                 wrong.close()
         large, answers = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
-        told(answers)
+        reply(answers)
         write_and_close = partial(send_all, large, answers, batch(*[bytes(1000 * 1000)] * 5))
         with pytest.raises(pa.ArrowException, match="larger than max"):
             write_and_close()
         writer.write_batch(batch(b"fine"))
-        assert told(reader)["acked"] == 1
+        assert reply(reader)["acked"] == 1
         writer.done_writing()
         writer.close()
     assert payloads_in(namespace_uri, log) == [b"fine"]
@@ -129,7 +129,7 @@ def send_all(
 ) -> None:
     """Send rows that are refused."""
     writer.write_batch(rows)
-    assert told(reader) is None
+    assert reply(reader) is None
     writer.close()
 
 
@@ -150,21 +150,21 @@ def test_proxies_share_the_logs_and_one_that_is_killed_is_replaced(
     (other,) = proxies.keys() - {owner}
     with flight.connect(owner) as client:
         writer, reader = client.do_put(flight.FlightDescriptor.for_path(names[0]), SCHEMA)
-        told(reader)
+        reply(reader)
         writer.write_batch(batch(b"before"))
-        assert told(reader)["acked"] == 1
+        assert reply(reader)["acked"] == 1
         assert serving(other, names[0]) == owner, "a redirect names the owner"
         proxies[owner].kill()
-        assert told(reader) is None
+        assert reply(reader) is None
         with pytest.raises(pa.ArrowException):
             writer.close()
     wait_until(lambda: serving(other, names[0]) == other, timeout_s=WAIT_S)
     with flight.connect(other) as client:
         writer, reader = client.do_put(flight.FlightDescriptor.for_path(names[0]), SCHEMA)
         with writer:
-            told(reader)
+            reply(reader)
             writer.write_batch(batch(b"after"))
-            assert told(reader)["acked"] == 1
+            assert reply(reader)["acked"] == 1
     assert payloads_in(cluster.uri, names[0]) == [b"before", b"after"]
     proxies[owner].restart()
     assert knows(proxies[owner].location, {other, proxies[owner].location})
@@ -176,7 +176,7 @@ def serving(location: str, log: str) -> str | None:
     """Return where a proxy says that a log is served; None if it cannot tell yet."""
     with flight.connect(location) as client:
         writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
-        if told(reader) is not None:
+        if reply(reader) is not None:
             writer.done_writing()
             writer.close()
             return location

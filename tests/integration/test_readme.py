@@ -6,11 +6,11 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.forked_commands import environment_at
 from tests.fixtures.pages import blocks_of
 from tests.fixtures.ports import free_ports
 from tests.fixtures.spark import settings_in
@@ -23,9 +23,9 @@ WAIT_S = 240
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
+def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path, dlog_program: Path) -> None:
     """One shell with its sandbox, and the Python blocks in it, one after the other."""
-    (tmp_path / ".venv").symlink_to(sys.prefix)
+    environment_at(tmp_path, dlog_program)
     # The ports of its sandbox may be taken here: those after another one are not.
     base_port = free_ports(5)
     places = {"zookeeper": f"127.0.0.1:{base_port}", "proxy": f"127.0.0.1:{base_port + 4}"}

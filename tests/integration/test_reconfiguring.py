@@ -33,7 +33,7 @@ TIME_LIMIT_S = 240
 
 
 class Log:
-    """What a process writes to standard error, as it comes."""
+    """The lines of a process on standard error, as they come."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -67,12 +67,14 @@ def test_a_bookie_reads_its_file_again(
                 'rack = "r7"\nlog_level = "debug"\n'
             )
             bookie.send(signal.SIGHUP)
-            told = await log.until("rack=r7 takes effect after a restart, until then /default-rack")
+            lines = await log.until(
+                "rack=r7 takes effect after a restart, until then /default-rack"
+            )
             kept = "port=1 takes effect after a restart, until then 0"
-            assert [line for line in told if kept in line]
+            assert [line for line in lines if kept in line]
             # The command line counts before the file, as it did.
-            assert not [line for line in told if "compact_interval_s" in line]
-            told = await log.until("scrubbed bookie=b", count=3)
+            assert not [line for line in lines if "compact_interval_s" in line]
+            lines = await log.until("scrubbed bookie=b", count=3)
 
             for text, why in {
                 "[bookie]\nscrub_interval_s = 0": "scrub_interval_s=0.0: expected a number > 0",
@@ -155,9 +157,9 @@ def test_autorecovery_reads_its_file_again(
             await log.until("the configuration was read again")
             await log.until("swept half merged ledgers=0", count=3)
             process.send_signal(signal.SIGHUP)
-            told = await log.until("the configuration was read again")
-            told += await log.until("swept half merged ledgers=0", count=2)
-            assert not [line for line in told if "is at work" in line]
+            lines = await log.until("the configuration was read again")
+            lines += await log.until("swept half merged ledgers=0", count=2)
+            assert not [line for line in lines if "is at work" in line]
             process.send_signal(signal.SIGTERM)
             _, _ = await process.communicate()
             assert process.returncode == 0
@@ -204,11 +206,11 @@ def test_the_level_of_a_module_changes(
             await log.until("the configuration was read again")
             file.write_text(f'[{role}]\nlog_level = "loud"\n')
             process.send_signal(signal.SIGHUP)
-            (*told, line) = map(json.loads, await log.until("the configuration stays as it was"))
+            (*lines, line) = map(json.loads, await log.until("the configuration stays as it was"))
             assert "log_level='loud': expected one of debug" in line["message"]
             # Of a busy machine others may warn meanwhile.
-            assert not [each for each in told if each["logger"] == line["logger"]]
-            assert {each["level"] for each in told} <= {"warning", "error"}
+            assert not [each for each in lines if each["logger"] == line["logger"]]
+            assert {each["level"] for each in lines} <= {"warning", "error"}
             process.send_signal(signal.SIGTERM)
             await process.communicate()
             assert process.returncode == 0

@@ -20,8 +20,8 @@ import pytest
 from deltalake import DeltaTable
 
 from dlcore import LogConfig, LogSettings, QuorumConfig
-from dlcore.access.audit import verify
 from dlcore.backends.direct.namespace import open_namespace
+from dlcore.base.access.audit import verify
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.redactor import LogRedactor
 from dlcore.ops.upkeep.worker import LogUpkeep

@@ -86,7 +86,7 @@ def write(log: DistributedLogManager, first: int, count: int) -> None:
                 writer.flush()
 
 
-def test_what_is_known_of_a_log(remote: Namespace, log: DistributedLogManager) -> None:
+def test_known_facts_of_a_log(remote: Namespace, log: DistributedLogManager) -> None:
     """As without a proxy."""
     found = remote.open_log(log.name)
     with pytest.raises(LogEmptyError, match="holds no record"):
@@ -106,7 +106,7 @@ def test_what_is_known_of_a_log(remote: Namespace, log: DistributedLogManager) -
     assert "grpc://" in repr(remote)
 
 
-def test_who_writes_and_reads_through_proxies_loads_no_pandas(
+def test_a_program_that_uses_proxies_loads_no_pandas(
     proxy: ProxyThread, log: DistributedLogManager, tmp_path: Path
 ) -> None:
     """It would take half of the time of a command that prints a few records."""
@@ -159,7 +159,7 @@ def test_ranges(remote: Namespace, log: DistributedLogManager) -> None:
 
 
 def test_a_reader_goes_on_where_it_was(remote: Namespace, log: DistributedLogManager) -> None:
-    """Each record once, over calls; its position is told."""
+    """Each record once, over calls; its position is returned."""
     write(log, 0, 20)
     with remote.open_log(log.name).open_reader(txid=5) as reader:
         assert reader.log_name == log.name
@@ -179,9 +179,7 @@ def test_a_reader_goes_on_where_it_was(remote: Namespace, log: DistributedLogMan
         assert [next(following).txid for _ in range(5)] == list(range(25, 30))
 
 
-def test_what_is_wrong_is_told_by_the_cores_errors(
-    remote: Namespace, log: DistributedLogManager
-) -> None:
+def test_mistakes_raise_the_cores_errors(remote: Namespace, log: DistributedLogManager) -> None:
     """With what was wrong."""
     write(log, 0, 20)
     found = remote.open_log(log.name)
@@ -227,8 +225,8 @@ def test_logs_come_and_go(remote: Namespace) -> None:
     assert remote.get_logs(name) == []
 
 
-def test_nobody_answers() -> None:
-    """That is told after the time that one is willing to wait."""
+def test_no_server_answers() -> None:
+    """That is logged after the time that one is willing to wait."""
     with (
         open_remote(f"grpc://127.0.0.1:{free_ports(1)}", patience_s=0.3) as nowhere,
         pytest.raises(ProxyUnavailableError, match="no proxy answers"),
@@ -236,19 +234,19 @@ def test_nobody_answers() -> None:
         nowhere.get_logs()
 
 
-def test_who_waits_is_told(
+def test_a_long_wait_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, of what fails and for how long it is tried; what is raised is one error, not three."""
-    monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.1)
+    monkeypatch.setattr(backoff, "REPORTED_AFTER_S", 0.1)
     with (
         open_remote(f"grpc://127.0.0.1:{free_ports(1)}", patience_s=0.5) as nowhere,
         pytest.raises(ProxyUnavailableError) as raised,
     ):
         nowhere.get_logs()
-    (told,) = [each.message for each in caplog.records if each.name == endpoint.__name__]
-    assert told.startswith("no proxy answers: ")
-    assert "; trying for 0 s more; to do: " in told
+    (line,) = [each.message for each in caplog.records if each.name == endpoint.__name__]
+    assert line.startswith("no proxy answers: ")
+    assert "; trying for 0 s more; to do: " in line
     assert "AioRpcError" not in "".join(traceback.format_exception(raised.value))
 
 

@@ -158,20 +158,20 @@ def test_snapshots_that_are_taken_again(
     same()
 
 
-def test_what_is_gone_or_not_known(
+def test_logs_that_are_gone_or_unknown(
     direct: Namespace, remote: Namespace, proxy: ProxyProcess, logs: list[str]
 ) -> None:
     """Truncated, deleted, created again; and records that no proxy comes to know of."""
     snapshot = remote.get_snapshots(logs)[logs[0]]
     assert snapshot is not None
     parts = snapshot.scans(snapshot.first, snapshot.end)
-    with open_remote(proxy.location, patience_s=1.0) as hasty:
+    with open_remote(proxy.location, patience_s=1.0) as impatient:
         later = replace(parts[-1], end=DLSN(3, 99, 0))
         with pytest.raises(LedgerReadError, match=r"up to 3:99:0 were readable .* after 3:4:0"):
-            list(hasty.scan(later))
+            list(impatient.scan(later))
         ahead = replace(snapshot, end=DLSN(9, 0, 0))
         with pytest.raises(Exception, match="try again"):
-            hasty.find_places([(ahead, DLSN(2, 0, 0))])
+            impatient.find_places([(ahead, DLSN(2, 0, 0))])
     direct.open_log(logs[0]).truncate(DLSN(3, 0, 0))
     with pytest.raises(AlreadyTruncatedError, match="truncated away"):
         list(remote.scan(parts[0]))

@@ -120,10 +120,12 @@ def test_plain_flight(direct: Namespace, proxy: ProxyProcess, logs: list[str]) -
     assert len(held(direct, logs[0])) == 4
 
 
-def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: list[str]) -> None:
+def test_wrong_requests_are_refused(
+    direct: Namespace, proxy: ProxyProcess, logs: list[str]
+) -> None:
     """With a clear status, and nothing of it is kept."""
     identity, good = uuid4().hex, ({"log": logs[0]}, rows("x"))
-    for command, beside, told in (
+    for command, beside, reason in (
         ({"staging": ""}, good[0], "identity=''"),
         ({"staging": "x" * 201}, good[0], "1 … 200 bytes"),
         ({"staging": identity, "log": "x"}, good[0], "unknown field `log`"),
@@ -131,7 +133,7 @@ def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: 
         ({"staging": identity}, {}, "missing required field `log`"),
         ({"staging": identity}, {"log": "a//b"}, "a//b"),
     ):
-        with pytest.raises(pa.ArrowInvalid, match=told):
+        with pytest.raises(pa.ArrowInvalid, match=reason):
             put(proxy.location, command, (beside, good[1]))
     with pytest.raises(KeyError, match="no/such/log"):
         put(proxy.location, {"staging": identity}, good, ({"log": "no/such/log"}, good[1]))
@@ -143,7 +145,7 @@ def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: 
     (extent,) = msgspec.convert(staged, list[StagedExtent])
     forged = [msgspec.to_builtins(msgspec.structs.replace(extent, identity="other"))]
     unknown = [msgspec.to_builtins(msgspec.structs.replace(extent, ledger_id=10**12))]
-    for changes, told in (
+    for changes, reason in (
         ({"identity": "other"}, "staged as"),
         ({"identity": "other", "extents": forged}, "cannot be committed by an append"),
         ({"extents": staged * 2}, "the same entries are given twice"),
@@ -151,7 +153,7 @@ def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: 
         ({"token": ""}, "token=''"),
         ({"version": -1}, "version=-1"),
     ):
-        with pytest.raises(pa.ArrowInvalid, match=told):
+        with pytest.raises(pa.ArrowInvalid, match=reason):
             proxy.act("commit_append", **append | changes)
     with pytest.raises(pa.ArrowInvalid, match="is gone"):
         proxy.act("commit_append", **append | {"extents": unknown})
@@ -261,7 +263,7 @@ def _now_ns() -> int:
 
 
 def test_proxies_that_die(direct: Namespace, namespace_uri: str, logs: list[str]) -> None:
-    """What a killed one staged is committed by another; what it had not staged is sent again."""
+    """Another task commits the staged records of a killed one; unstaged ones are sent again."""
     name = uuid4().hex
     with (
         proxy_process(namespace_uri, is_killed=True) as first,

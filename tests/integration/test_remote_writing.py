@@ -41,7 +41,7 @@ LOG = "written"
 
 
 class Load:
-    """Some writers of one log, each of which sends numbers until it is told to stop."""
+    """Some writers of one log, each of which sends numbers until it gets the signal to stop."""
 
     def __init__(self, endpoint: str, writers: int) -> None:
         self.sent: dict[str, int] = {}
@@ -199,7 +199,7 @@ for txid in (2, 3, 4):
 
 
 @pytest.mark.prove
-def test_what_no_proxy_takes_any_more_is_counted_at_exit(namespace_uri: str) -> None:
+def test_records_that_no_proxy_takes_any_more_are_counted_at_exit(namespace_uri: str) -> None:
     """Within a bounded time, and the exit status tells of it."""
     log = f"{LOG}/{uuid4().hex}"
     with open_namespace(namespace_uri) as namespace:
@@ -224,7 +224,7 @@ def test_what_no_proxy_takes_any_more_is_counted_at_exit(namespace_uri: str) -> 
 def test_a_namespace_closes_its_writers(
     namespace_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So what they hold is written; and at exit likewise, or it is told how much was not."""
+    """Their records are written, also at exit; else the log says how many were not."""
     log = f"{LOG}/{uuid4().hex}"
     monkeypatch.setattr(portals, "_exit_fails", False)
     with open_namespace(namespace_uri) as namespace, proxy_thread(namespace_uri) as proxy:
@@ -253,7 +253,7 @@ def test_a_namespace_closes_its_writers(
 def test_the_async_writer_says_what_was_not_written(
     ends: str, namespace_uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody can flush once its loop or its namespace has ended."""
+    """No one can flush once its loop or its namespace has ended."""
     log = f"{LOG}/{uuid4().hex}"
 
     async def leave(location: str) -> None:
@@ -272,8 +272,8 @@ def test_the_async_writer_says_what_was_not_written(
     assert f"not written: 1 record: the writer was not closed, and {reason}" in caplog.text
 
 
-def test_what_waits_is_written_though_nobody_calls(namespace_uri: str) -> None:
-    """A blocking writer sends it in the background, unless it was told to wait for a call."""
+def test_waiting_records_are_written_without_a_call(namespace_uri: str) -> None:
+    """A blocking writer sends it in the background, unless it shall wait for a call."""
     name = f"{LOG}/{uuid4().hex}"
     with (
         proxy_thread(namespace_uri) as proxy,

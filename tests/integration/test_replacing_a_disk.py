@@ -1,6 +1,6 @@
 """The page about replacing a disk, rehearsed: its commands are run while the log is written.
 
-Commands of `dlog` run as they stand.  Of the host's, a folder stands for a disk: mounting moves it
+Commands of `dlog` run as they stand.  For the host's a folder stands for a disk: mounting moves it
 into its place, unmounting moves it away.
 """
 
@@ -51,7 +51,7 @@ class Operator:
         self._disk: Path | None = None
 
     def follow(self, heading: str) -> str:
-        """Run the commands of a part; return what those of `dlog` told."""
+        """Run the commands of a part; return the output of those of `dlog`."""
         return "".join(self._run(line) for line in commands_of(heading))
 
     def _run(self, line: str) -> str:
@@ -82,7 +82,7 @@ class Operator:
             case "chown", ["dlog:", "/var/lib/dlog/bookie"]:
                 pass  # all is of one user here
             case _:
-                pytest.fail(f"nobody here can do {line!r}")
+                pytest.fail(f"no one here can do {line!r}")
         return ""
 
     def check_all(self) -> str:

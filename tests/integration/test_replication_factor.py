@@ -1,7 +1,7 @@
 """`replication_factor=N`: a log loses nothing while any one of its N bookies lives.
 
 A writer is killed in an open segment; N - 1 of its bookies are killed and their folders wiped.
-What the writer was told is read from the survivor alone.  Then the bookies are brought back as
+Acknowledged records are read from the survivor alone.  Then the bookies are brought back as
 their messages say, or others are started, and the log is opened, recovered and written again.
 """
 
@@ -53,33 +53,33 @@ with open_namespace(sys.argv[1], config=config) as namespace:
 
 
 def write_until_killed(uri: str, copies: int) -> list[tuple[int, str]]:
-    """Run the writer, kill it in an open segment; return (txid, DLSN) of all commits it told."""
+    """Run the writer, kill it in an open segment; return (txid, DLSN) of all reported commits."""
     command = [LOADED_PYTHON, "-c", WRITER, uri, str(copies), LOG, str(RECORDS_PER_COMMIT)]
-    told: list[tuple[int, str]] = []
+    acknowledged: list[tuple[int, str]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.endswith("\n"):
                 txid, dlsn = line.split()
-                told.append((int(txid), dlsn))
-            if len(told) == COMMITS:
+                acknowledged.append((int(txid), dlsn))
+            if len(acknowledged) == COMMITS:
                 process.kill()
-    assert len(told) >= COMMITS
-    return told
+    assert len(acknowledged) >= COMMITS
+    return acknowledged
 
 
-def read_told(uri: str, told: Sequence[tuple[int, str]]) -> list[LogRecordWithDLSN]:
-    """Read every record that was told, and check positions and bytes; the order is the log's."""
+def read_acknowledged(uri: str, acknowledged: Sequence[tuple[int, str]]) -> list[LogRecordWithDLSN]:
+    """Read every acknowledged record, and check positions and bytes; the order is the log's."""
     with open_namespace(uri) as namespace, namespace.open_log(LOG).open_reader() as reader:
         records: list[LogRecordWithDLSN] = []
-        while len(records) <= told[-1][0]:
-            records += reader.read_bulk(told[-1][0] + 1 - len(records))
+        while len(records) <= acknowledged[-1][0]:
+            records += reader.read_bulk(acknowledged[-1][0] + 1 - len(records))
     assert [record.txid for record in records] == list(range(len(records)))
     assert [record.sequence_id for record in records] == list(range(len(records)))
     assert all(record.payload == b"%d " % record.txid * 50 for record in records)
     dlsns = [record.dlsn for record in records]
     assert dlsns == sorted(set(dlsns))
-    assert [(txid, str(records[txid].dlsn)) for txid, _ in told] == told
+    assert [(txid, str(records[txid].dlsn)) for txid, _ in acknowledged] == acknowledged
     assert records[-1].dlsn.lssn > 1
     return records
 
@@ -146,13 +146,13 @@ def check_recovery(
 def test_one_survivor_serves_all_and_wiped_bookies_come_back(
     fresh_sandbox: Callable[..., Sandbox], copies: int, survivor: int
 ) -> None:
-    """Goal: nothing told is lost, and the log goes on once there are N bookies again."""
+    """Goal: nothing acknowledged is lost, and the log goes on once there are N bookies again."""
     cluster = fresh_sandbox(copies)
-    told = write_until_killed(cluster.uri, copies)
+    acknowledged = write_until_killed(cluster.uri, copies)
     lost = [bookie for bookie in cluster.bookies if bookie is not cluster.bookies[survivor]]
     for bookie in lost:
         lose(cluster, bookie)
-    records = read_told(cluster.uri, told)
+    records = read_acknowledged(cluster.uri, acknowledged)
     for bookie in lost:
         bring_back_empty(cluster, bookie)
     check_recovery(cluster, copies, records)
@@ -165,14 +165,14 @@ def test_other_bookies_take_the_place_of_those_lost(fresh_sandbox: Callable[...,
     spares = cluster.bookies[copies:]
     for bookie in spares:
         bookie.terminate()
-    told = write_until_killed(cluster.uri, copies)
+    acknowledged = write_until_killed(cluster.uri, copies)
     for bookie in cluster.bookies[1:copies]:
         lose(cluster, bookie)
-    records = read_told(cluster.uri, told)
+    records = read_acknowledged(cluster.uri, acknowledged)
     spares[0].restart()
     with pytest.raises(NotEnoughBookiesError):
         check_recovery(cluster, copies, records, with_lock=True)
-    assert read_told(cluster.uri, told) == records
+    assert read_acknowledged(cluster.uri, acknowledged) == records
     spares[1].restart()
     check_recovery(cluster, copies, records, with_lock=True)
-    assert read_told(cluster.uri, told) == records
+    assert read_acknowledged(cluster.uri, acknowledged) == records

@@ -87,10 +87,10 @@ def test_an_operator_gives_and_takes_rights(cleared: Shell, tmp_path: Path) -> N
         assert code == 1
         assert "certificate:alice may not manage the namespace: no rule allows it" in err
     cleared.text("audit", "verify", str(audit))
-    told = [json.loads(line) for line in audit.read_text().splitlines()]
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
     assert {"create", "access_rules"} <= {
-        each["entrance"].partition("/")[2] for each in told if each["result"] == "ok"
+        each["entrance"].partition("/")[2] for each in lines if each["result"] == "ok"
     }
-    denied = [each for each in told if "no rule allows it" in each["result"]]
+    denied = [each for each in lines if "no rule allows it" in each["result"]]
     assert {each["principal"] for each in denied} == {"certificate:alice"}
     assert all(each["address"] == "127.0.0.1" for each in denied)

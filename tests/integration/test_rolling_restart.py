@@ -122,25 +122,25 @@ def lives(uri: str) -> dict[str, int]:
 
 
 def test_a_rolling_restart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Of four bookies and two proxies."""
-    with running_sandbox() as told:
-        shell = Shell(told["uri"], capsys)
-        processes = {each["name"]: each["pid"] for each in told["bookies"]}
-        processes |= {each["location"].rpartition(":")[2]: each["pid"] for each in told["proxies"]}
+    """A restart of four bookies and two proxies."""
+    with running_sandbox() as uris:
+        shell = Shell(uris["uri"], capsys)
+        processes = {each["name"]: each["pid"] for each in uris["bookies"]}
+        processes |= {each["location"].rpartition(":")[2]: each["pid"] for each in uris["proxies"]}
         for name, pid in processes.items():
             (tmp_path / name).write_text(str(pid))
         stop = f"{shlex.quote(sys.executable)} -c {shlex.quote(_STOP)} {tmp_path}"
         for log in ("direct", "proxied"):
             shell.text("log", "create", log)
-        proxies = sorted(each["location"] for each in told["proxies"])
+        proxies = sorted(each["location"] for each in uris["proxies"])
         endpoint = "grpc://" + ",".join(each.partition("://")[2] for each in proxies)
-        with Writers(told["uri"], endpoint) as writers:
+        with Writers(uris["uri"], endpoint) as writers:
             writers.wait_more()
             restart = ("cluster", "restart", "--yes", "--wait")
             code, _, err = shell.outcome(*restart, "2", "--bookies", "true {name}")
             assert code == 1
             assert "bookie-1: the command ended, but it was not restarted" in err
-            before = lives(told["uri"])
+            before = lives(uris["uri"])
             done = shell.json(
                 *restart, "100", "--bookies", f"{stop}/{{name}}", "--proxies", f"{stop}/{{port}}"
             )
@@ -148,10 +148,10 @@ def test_a_rolling_restart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
                 *sorted(before),
                 *proxies,
             ]
-            assert lives(told["uri"]) == {name: life + 1 for name, life in before.items()}
+            assert lives(uris["uri"]) == {name: life + 1 for name, life in before.items()}
             writers.wait_more()
         print("longest append", writers.longest_s, "appends", writers.count)
-        with open_namespace(told["uri"]) as namespace:
+        with open_namespace(uris["uri"]) as namespace:
             for name, count in writers.count.items():
                 with namespace.open_log(name) as manager:
                     found = [v for batch in manager.read() for v in batch["value"].to_pylist()]
@@ -166,9 +166,9 @@ def test_a_proxy_that_was_not_restarted_takes_logs_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """After a command that fails, and after Ctrl-C and SIGTERM while the command runs."""
-    with running_sandbox(bookies=1) as told:
-        shell = Shell(told["uri"], capsys)
-        proxies = sorted(each["location"] for each in told["proxies"])
+    with running_sandbox(bookies=1) as uris:
+        shell = Shell(uris["uri"], capsys)
+        proxies = sorted(each["location"] for each in uris["proxies"])
 
         def all_serve() -> bool:
             rows = shell.json("proxy", "list")
@@ -182,7 +182,7 @@ def test_a_proxy_that_was_not_restarted_takes_logs_again(
         assert f"letting {proxies[0]} take logs again" in err
         wait_until(all_serve, timeout_s=120)
 
-        command = [sys.executable, "-m", "dlcore.ops.cli", "--uri", told["uri"], *restart]
+        command = [sys.executable, "-m", "dlcore.ops.cli", "--uri", uris["uri"], *restart]
         for stop, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             report = tmp_path / str(code)
             with (
@@ -197,16 +197,16 @@ def test_a_proxy_that_was_not_restarted_takes_logs_again(
 
 def test_a_signal_during_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     """Its handler exits where the program stands: here within the step that restarts a proxy."""
-    with running_sandbox(bookies=1) as told:
-        shell = Shell(told["uri"], capsys)
-        proxies = sorted(each["location"] for each in told["proxies"])
+    with running_sandbox(bookies=1) as uris:
+        shell = Shell(uris["uri"], capsys)
+        proxies = sorted(each["location"] for each in uris["proxies"])
         reports: list[str] = []
 
         async def exits(member: Member) -> None:
             raise SystemExit(f"{member.name} is not restarted")
 
         async def restart() -> None:
-            async with await open_namespace_async(told["uri"]) as namespace:
+            async with await open_namespace_async(uris["uri"]) as namespace:
                 members = await find_members(namespace)
                 chosen = [each for each in members if each.is_proxy]
                 restarter = Restarter(namespace, run=exits, report=reports.append)

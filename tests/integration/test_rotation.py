@@ -24,7 +24,7 @@ from tests.fixtures.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
     from dlcore.sync import Namespace
 
@@ -36,7 +36,7 @@ HEARD_S = 1.0
 
 @dataclass
 class Appender:
-    """Appends one record after the other until it is told to stop; the first error ends it."""
+    """Appends one record after the other until the signal to stop; the first error ends it."""
 
     namespace: Namespace
     log: str

@@ -39,7 +39,7 @@ TIME_LIMIT_S = 280
 
 
 class Store:
-    """The objects of a tier, and what somebody does to them."""
+    """The objects of a tier, and the damage done to them."""
 
     def __init__(self, url: str) -> None:
         self.url = url

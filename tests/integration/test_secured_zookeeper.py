@@ -1,4 +1,4 @@
-"""ZooKeeper with TLS and a user: all that processes make there is for nobody else."""
+"""ZooKeeper with TLS and a user: only their user may read what processes make there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.security import make_digest_acl
 
 from dlcore import LogRecord, TlsFiles, ZooKeeperAccess
-from dlcore.access.tls import name_in_certificate
+from dlcore.base.access.tls import name_in_certificate
 from dlcore.base.errors import (
     ConfigurationError,
     MetadataConnectionError,
@@ -121,20 +121,20 @@ def dlog(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def require_told(attempt: Callable[[float], object], told: str) -> None:
+def require_no_connection(attempt: Callable[[float], object], reason: str) -> None:
     """See that a connection fails within a time, and why; a busy machine gets more of it."""
     for time_s in (REFUSED_S, PATIENCE_S / 2):
         with pytest.raises(MetadataConnectionError) as refused:
             attempt(time_s)
-        if re.search(told, str(refused.value)):
+        if re.search(reason, str(refused.value)):
             return
-    raise AssertionError(f"{told!r} is not in {refused.value}")
+    raise AssertionError(f"{reason!r} is not in {refused.value}")
 
 
 def test_every_node_that_processes_make_is_for_their_user(
     zookeeper: SecureZooKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of bookies, a proxy, auto-recovery, commands, writers, subscribers and atomic appends."""
+    """Nodes of bookies, a proxy, auto-recovery, commands, writers, subscribers and appends."""
     for key, value in zookeeper.variables.items():
         monkeypatch.setenv(key, value)
     uri, access = f"distributedlog://{zookeeper.secure_servers}/secured", zookeeper.access
@@ -182,7 +182,7 @@ def test_every_node_that_processes_make_is_for_their_user(
 def test_a_namespace_of_everybody_is_secured_afterwards(
     zookeeper: SecureZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All its nodes, once or more often; another user's is told."""
+    """All its nodes, once or more often; another user's is reported."""
     uri = f"distributedlog://{zookeeper.open_servers}/older/one"
     with open_namespace(uri, create=True) as namespace:
         for number in range(3):
@@ -203,7 +203,7 @@ def test_a_namespace_of_everybody_is_secured_afterwards(
     assert "there is no dlog namespace at /older/two" in missing.stderr
 
 
-def test_who_is_refused_by_zookeeper_is_told_why(
+def test_a_client_refused_by_zookeeper_learns_why(
     zookeeper: SecureZooKeeper, tmp_path: Path
 ) -> None:
     """Within the time for connecting, with what would be right."""
@@ -223,8 +223,8 @@ def test_who_is_refused_by_zookeeper_is_told_why(
         access = ZooKeeperAccess(tls=given)
         asyncio.run(ZooKeeperStore.connect(servers, access=access, connect_timeout_s=time_s))
 
-    for given, servers, told in cases:
-        require_told(partial(connect, given, servers), told)
+    for given, servers, reason in cases:
+        require_no_connection(partial(connect, given, servers), reason)
     with pytest.raises(ConfigurationError, match="zk_auth_file='/nowhere'"):
         open_namespace(
             f"distributedlog://{zookeeper.open_servers}/any",
@@ -250,7 +250,9 @@ def test_the_certificates_of_secure_init_are_for_servers_too(tmp_path: Path) -> 
                 assert done.returncode == 0, done.stderr
             ca = TlsFiles(ca=str(client / "ca.pem"))
             bare = partial(open_namespace, uri, zookeeper=ZooKeeperAccess(tls=ca))
-            require_told(lambda time_s: bare(connect_timeout_s=time_s), "asks for a certificate")
+            require_no_connection(
+                lambda time_s: bare(connect_timeout_s=time_s), "asks for a certificate"
+            )
 
 
 def test_many_answers_at_once_arrive_and_no_log_has_the_password(

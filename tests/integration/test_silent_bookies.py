@@ -25,7 +25,7 @@ from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tests.fixtures.freezer import Freezer
 from tests.fixtures.ledger_cluster import read_all, write
 from tests.fixtures.ledgers import bookie
@@ -101,7 +101,7 @@ def test_a_stopped_process_is_noticed_and_replaced(
 def test_a_half_open_connection_is_noticed_and_replaced(
     tmp_path: Path, requests: bool, answers: bool
 ) -> None:
-    """What is sent vanishes, one way or both; later all of it arrives after all."""
+    """Sent data vanishes, one way or both; later all of it arrives after all."""
 
     async def scenario() -> None:
         store = MemoryTree().connect()

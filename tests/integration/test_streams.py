@@ -54,7 +54,7 @@ def test_a_stream_is_a_file(namespace_uri: str, tmp_path: Path) -> None:
 
 
 def test_the_life_of_a_stream(namespace_uri: str) -> None:
-    """What is flushed stays, what is not may go; it is sealed; what is closed says so."""
+    """Flushed bytes stay, others may go; the log is sealed; a closed stream says so."""
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("streams/life")
         log = namespace.open_log("streams/life")

@@ -51,7 +51,7 @@ def log(cluster: TlsCluster) -> str:
 def dlog(
     cluster: TlsCluster, *arguments: str, tls: TlsFiles | None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, told of the files by its environment."""
+    """Run a command that knows the files by its environment."""
     environment = dict(os.environ, DLOG_URI=cluster.uri)
     if tls is not None:
         files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
@@ -103,7 +103,7 @@ def test_commands_reach_bookies_that_speak_tls(cluster: TlsCluster) -> None:
 
 
 @pytest.mark.parametrize("who", ["without TLS", "a stranger", "who trusts another authority"])
-def test_who_is_not_let_in_reads_nothing(
+def test_a_client_that_is_not_let_in_reads_nothing(
     cluster: TlsCluster, log: str, tmp_path: Path, who: str
 ) -> None:
     """A client in plain text, one with a foreign certificate, and one that trusts others fail."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.access.tls import TlsFiles
-from dlcore.access.tls_refusals import own_refusal
 from dlcore.backends.flight.namespace import open_namespace
-from tests.dlcore.transport.test_tls import client_of
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.tls_refusals import own_refusal
+from tests.dlcore.wire.test_tls import client_of
 from tests.fixtures.pages import blocks_of
 from tests.fixtures.served_bookie import BOOKIE, frame_of, run, serve
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -76,7 +76,7 @@ def test_a_proxy_takes_that_of_a_bookie(folder: Path) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_secret_is_readable_by_its_owner_only(folder: Path) -> None:
+def test_secret_nodes_are_readable_by_their_owner_only(folder: Path) -> None:
     """Whatever the umask of who copies the commands."""
     keys = sorted(folder.glob("*.key"))
     assert [each.name for each in keys] == ["bookie-1.key", "ca.key", "client-1.key"]

@@ -1,6 +1,6 @@
 """Goal: the ledgers before the first kept position go, also from a segment that stays.
 
-Method: one segment of extents with a ledger each, on real bookies.  What is left is read through
+Method: one segment of extents with a ledger each, on real bookies.  The rest is read through
 the core, a proxy and the command line from each kept position, before and after; a process that
 truncates is killed at each of its steps, and a worker finishes what it has begun.
 """
@@ -126,13 +126,13 @@ class Scene:
                 read(log, DLSN(1, 1, 0))
         for dlsn in (first, kept[len(kept) // 2][0], kept[-1][0]):
             assert dumped(self.shell, dlsn) == [row for row in kept if row[0] >= dlsn]
-        code, _, told = self.shell.outcome("log", "dump", LOG, "--from-dlsn", "1:1:0")
+        code, _, output = self.shell.outcome("log", "dump", LOG, "--from-dlsn", "1:1:0")
         assert code != 0
-        assert f"the first one left is at {first}" in told
+        assert f"the first one left is at {first}" in output
         assert self.shell.text("log", "count", LOG) == f"{len(kept)}\n"
-        _, told, _ = self.shell.outcome("log", "inspect", LOG, "--entries", "--json")
-        found = [each["kind"] for each in json.loads(told)]
-        assert found == ([] if is_removed else ["leftover"]), told
+        _, output, _ = self.shell.outcome("log", "inspect", LOG, "--entries", "--json")
+        found = [each["kind"] for each in json.loads(output)]
+        assert found == ([] if is_removed else ["leftover"]), output
         assert self.shell.json("ledger", "audit") == []
 
     def ledgers(self) -> int:
@@ -140,7 +140,7 @@ class Scene:
         return len(self.shell.text("ledger", "list", "--quiet").split())
 
 
-def test_what_is_left_of_a_segment_is_read_as_before(
+def test_the_rest_of_a_segment_is_read_as_before(
     fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While it is in progress, after it is completed, and after a crash at any step."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.access.tls import TlsFiles
+from dlcore.base.access.tls import TlsFiles
 from dlcore.base.errors import UnauthenticatedError
 from dlcore.flight.producer_server import PARTING_S
 from dlcore.sync import open_namespace
@@ -86,16 +86,16 @@ class Service:
 def service(
     namespace_uri: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Service]:
-    """A log and an issuer; no token is in what the proxies have told."""
+    """A log and an issuer; no token is in the output of the proxies."""
     wait_for_no_proxy(namespace_uri)
     service = Service(namespace_uri, tmp_path)
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log(service.log)
     yield service
-    told = "".join(capfd.readouterr())
+    output = "".join(capfd.readouterr())
     parts = {part for token in service.issuer.given for part in token.split(".")}
-    assert "live proxies" in told
-    assert not any(part in told for part in parts)
+    assert "live proxies" in output
+    assert not any(part in output for part in parts)
 
 
 def bearer(token: str) -> flight.FlightCallOptions:
@@ -114,7 +114,7 @@ def write(client: flight.FlightClient, log: str, options: flight.FlightCallOptio
 
 
 def test_arrows_own_client_shows_a_token(service: Service) -> None:
-    """As a header of each call, or by the standard handshake; without one nobody is served."""
+    """As a header of each call, or by the standard handshake; without one no caller is served."""
     with service.proxy("--anonymous=refused") as proxy, service.client(proxy) as client:
         options = bearer(service.issuer.token())
         write(client, service.log, options)
@@ -169,29 +169,29 @@ def test_a_stream_outlives_the_change_of_keys_and_not_its_token(service: Service
         with pytest.raises(flight.FlightUnauthenticatedError, match="signature"):
             list(client.do_action("logs", older))
         write(client, service.log, bearer(service.issuer.token("bob")))
-        acked, told, turns_s = 0, b"", [time.monotonic()]
+        acked, output, turns_s = 0, b"", [time.monotonic()]
 
         def write_on() -> None:
-            nonlocal acked, told
-            while b"draining" not in told:
+            nonlocal acked, output
+            while b"draining" not in output:
                 turns_s.append(time.monotonic())
                 writer.write_batch(ROW)
-                told = answers.read().to_pybytes()
-                acked += b'"acked":%d' % (acked + 1) in told
+                output = answers.read().to_pybytes()
+                acked += b'"acked":%d' % (acked + 1) in output
                 time.sleep(0.02)
             writer.close()
 
         with pytest.raises(flight.FlightUnauthenticatedError, match="expired during the stream"):
             write_on()
         is_late = time.monotonic() - turns_s[-2] > PARTING_S  # then it may have met the end only
-        assert b"draining" in told or is_late
+        assert b"draining" in output or is_late
         ticket = flight.Ticket(b'{"log": "%s"}' % service.log.encode())
         found = client.do_get(ticket, bearer(service.issuer.token())).read_all()
         assert found.num_rows == acked + 1
 
 
 def test_this_librarys_clients_send_tokens(service: Service, tmp_path: Path) -> None:
-    """A function in Python, and a file for `dlog`; a wrong one is told without itself."""
+    """A function in Python, and a file for `dlog`; the error for a wrong one does not show it."""
     token, path = service.issuer.token(), tmp_path / "token"
     trusting = TlsFiles(ca=service.files.ca)
     with service.proxy("--anonymous=refused") as proxy:
@@ -244,7 +244,7 @@ def test_another_part_of_a_certificate_may_name_its_owner(service: Service, tmp_
     with service.proxy(
         *rule, "--anonymous=refused", "--principal-streams-max=1", tls=server
     ) as proxy:
-        for files, told in (
+        for files, reason in (
             (named, "certificate:ingest.example has 1 streams"),
             (nameless, "proof"),
         ):
@@ -259,7 +259,7 @@ def test_another_part_of_a_certificate_may_name_its_owner(service: Service, tmp_
                 else:
                     second = first
                 assert answers.read() is None
-                with pytest.raises(pa.ArrowException, match=told):
+                with pytest.raises(pa.ArrowException, match=reason):
                     second.close()
                 if files is named:
                     first.close()

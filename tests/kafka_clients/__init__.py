@@ -1,1 +1,1 @@
-"""Programs in Go and Java over clients of Kafka's protocol, and what builds and runs them."""
+"""Programs over clients of Kafka's protocol, and what builds and runs them."""

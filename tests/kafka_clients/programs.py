@@ -1,9 +1,10 @@
-"""Builds and runs the programs over Kafka's clients in Java and Go; README.md has their words."""
+"""Builds and runs the programs over Kafka's clients; README.md has their words."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pytest
 
-from benchmarks.peers.kafka import class_path
+from benchmarks.peers.kafka import class_path, connector_class_path
+from dlcore.base.errors import ConfigurationError
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ LANGUAGES = ("Java", "Go")
 TOOLS = {"Java": ("mvn", "java"), "Go": ("go",)}
 PATIENCE_S = 120.0
 _HEAD_BYTES = 12
+_LENGTH_BYTES = 4
 
 
 class Record(NamedTuple):
@@ -54,6 +57,25 @@ def command_of(language: str, folder: Path) -> list[str]:
     return [str(program)]
 
 
+def kcat_command() -> list[str]:
+    """Return Debian's command; a machine without it leaves the test out."""
+    if shutil.which("kcat") is None:
+        pytest.skip("kcat is not installed: apt-get install kcat")
+    return ["kcat"]
+
+
+def spark_command() -> list[str]:
+    """Return the command of the program over Spark's connector.
+
+    A machine for which Maven has no connector leaves the test out.
+    """
+    try:
+        jars = connector_class_path().replace(":", ",")
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    return [sys.executable, f"{SOURCE}/spark_client.py", jars]
+
+
 class Client:
     """A program that runs, and what it tells; it ends with its block.
 
@@ -65,8 +87,8 @@ class Client:
 
     def __init__(self, command: Sequence[str], *arguments: object, folder: Path) -> None:
         self.failed: list[str] = []
-        """What it has told of failures."""
-        self._errors = folder / f"{arguments[0]}-errors"
+        """Its lines about failures."""
+        self._errors = folder / f"{Path(command[0]).name}-errors"
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 [*command, *map(str, arguments)],
@@ -92,14 +114,14 @@ class Client:
 
     @property
     def count(self) -> int:
-        """How much it has told."""
+        """How many lines it has printed."""
         raise NotImplementedError
 
     def _listen(self) -> None:
         raise NotImplementedError
 
     def wait_for(self, count: int) -> None:
-        """Wait until it has told so much in all; it may take its time as long as it tells more."""
+        """Wait until it has printed so much in all; it may take its time while it prints more."""
         while (before := self.count) < count:
             wait_until(partial(self._has_gone_on, before), timeout_s=PATIENCE_S)
             assert not self.failed, self.failed[:3]
@@ -110,8 +132,7 @@ class Client:
 
     def end(self) -> None:
         """Let it end its work, and wait until it has."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._ask_for_end()
         try:
             self._process.wait(PATIENCE_S)
         finally:
@@ -121,14 +142,18 @@ class Client:
             assert self._process.stdout is not None
             self._process.stdout.close()
 
-    def succeed(self) -> None:
+    def _ask_for_end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def succeed(self, *, within_s: float = PATIENCE_S) -> None:
         """Wait until it ends by itself, and check that it has not failed."""
-        self._process.wait(PATIENCE_S)
+        self._process.wait(within_s)
         assert self._process.returncode == 0, self.errors
 
     @property
     def errors(self) -> str:
-        """What it said of errors."""
+        """Its lines about errors."""
         return self._errors.read_text(encoding="utf-8", errors="replace")[-3000:]
 
 
@@ -152,12 +177,34 @@ class Reader(Client):
             self.records.append(Record(int.from_bytes(head[:8]), value))
 
 
+class KcatReader(Reader):
+    """kcat, which follows a topic from an offset on, from the earliest record if it must."""
+
+    def __init__(
+        self, command: Sequence[str], addresses: str, topic: str, offset: int, *, folder: Path
+    ) -> None:
+        options = ["-C", "-q", "-E", "-u", "-b", addresses, "-t", topic, "-p", "0", "-o", offset]
+        options += ["-X", "auto.offset.reset=earliest", "-X", "reconnect.backoff.max.ms=200"]
+        super().__init__(command, *options, "-f", r"%o\n%R%s", folder=folder)
+
+    def _listen(self) -> None:
+        out = self._process.stdout
+        assert out is not None
+        while offset := out.readline():
+            value = out.read(int.from_bytes(out.read(_LENGTH_BYTES)))
+            self.records.append(Record(int(offset), value))
+
+    def _ask_for_end(self) -> None:
+        super()._ask_for_end()
+        self._process.terminate()  # it does not read its standard input
+
+
 class Writer(Client):
     """A program that writes."""
 
     def __init__(self, command: Sequence[str], *arguments: object, folder: Path) -> None:
         self.offsets: dict[int, int] = {}
-        """Of the records that are acknowledged, by number; below 0: it does not know."""
+        """Offsets of the acknowledged records, by number; below 0: it does not know."""
         self.sent: int | None = None
         super().__init__(command, *arguments, folder=folder)
 

@@ -2,16 +2,16 @@
 
 The machines are the real ones: `Commit` for each append, and `Turns` for the owner.  The owner's
 writer is modelled by what turns ask of it: it opens an extent, writes entries that are durable at
-once, closes its extent to step aside, and continues from a head.  The metadata store is the real
+once, closes its extent to pause, and continues from a head.  The metadata store is the real
 tree.  A step is: a machine is answered; an answer is lost, and the transaction is applied, applied
 later, or never; the owner hears of a change of its lock; a timer ends; the owner or an append's
 caller crashes.
 
 Promises, looked at in every state:
 
-* OnceEach: the records of an append are in the log at most once, and once if it was told so.
+* OnceEach: the records of an append are in the log at most once, and once if it was acknowledged.
 * OwnersRecordsStay: each entry that the owner acknowledged is in the log.
-* NobodyWaitsForEver: a state in which nothing can happen has no append that waits.
+* NoAppendWaitsForEver: a state in which nothing can happen has no append that waits.
 
 `plan_append` asserts that no append enters beside an open extent.
 """
@@ -64,7 +64,7 @@ _OWNERS_LEDGER = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What one search covers."""
+    """The extent of one search."""
 
     appends: int = 1
     is_same: bool = False
@@ -74,7 +74,7 @@ class Scope:
     losses: int = 1
     """Answers that are lost."""
     crashes: int = 1
-    """Of the owner, and of callers of appends."""
+    """The names of the owner, and of callers of appends."""
     timeouts: int = 1
     """Turns that end because no one used them in time."""
 
@@ -114,7 +114,7 @@ class Append:
 
     @property
     def result(self) -> CommitResult | None:
-        """What the caller was told."""
+        """The caller's result."""
         return self.commit.result
 
     def extent(self) -> StagedExtent:
@@ -138,7 +138,7 @@ class Owner:
         self.turns = Turns(at.head)
         self.at = at
         self.ledger_id: int | None = None  # of its open extent
-        self.is_aside = False
+        self.is_paused = False
         self.is_over = False
         self.call: turns.Call | turns.SetTurn | None = None
         self.timers: tuple[turns.Signal | turns.TurnDue, ...] = ()
@@ -148,7 +148,7 @@ class Owner:
         """Return all that a later step may depend on."""
         machine, has_heard = self.turns, lock is None or lock[1] == self.heard
         of_turns = (machine.state, machine._may_differ, machine._is_late, machine._number)
-        writer = (self.at, self.ledger_id, self.is_aside, self.is_over)
+        writer = (self.at, self.ledger_id, self.is_paused, self.is_over)
         return (of_turns, writer, self.call, frozenset(self.timers), has_heard)
 
 
@@ -286,8 +286,8 @@ class Model:
         extents = world.extents()
         for append in world.appends:
             count = sum(each.ledger_id == append.ledger_id for each in extents)
-            told = append.result is not None
-            if count > 1 or (told and count != 1):
+            has_result = append.result is not None
+            if count > 1 or (has_result and count != 1):
                 return f"OnceEach: {append.commit.terms} is in the log {count} times"
         for ledger_id, count in world.ledgers.items():
             held = [each for each in extents if each.ledger_id == ledger_id]
@@ -298,7 +298,7 @@ class Model:
                 )
         is_waiting = any(each.result is None for each in world.appends)
         if is_waiting and not any(True for _ in self._all_steps(world)):
-            return "NobodyWaitsForEver: an append waits, and nothing can happen"
+            return "NoAppendWaitsForEver: an append waits, and nothing can happen"
         return ""
 
     def steps(self, state: int) -> Iterator[tuple[str, int]]:
@@ -444,7 +444,7 @@ def _owner_steps(  # noqa: C901 - one case for each kind
         yield step("hears of its lock", _hear)
     if world.crashes:
         yield Step("the owner crashes", _crash)
-    if world.writes and not owner.is_aside and not owner.is_over:
+    if world.writes and not owner.is_paused and not owner.is_over:
         if owner.ledger_id is None:
             yield step("opens an extent", _open)
         else:
@@ -456,7 +456,7 @@ def _owner_steps(  # noqa: C901 - one case for each kind
     if owner.call is None:
         return
     yield step(f"is answered to {owner.call}", lambda w, o: _answer(w, o, is_lost=False))
-    if world.losses and owner.call is not turns.Call.STEP_ASIDE:
+    if world.losses and owner.call is not turns.Call.PAUSE:
         yield step(f"gets no answer to {owner.call}", lambda w, o: _answer(w, o, is_lost=True))
 
 
@@ -520,7 +520,7 @@ def _answer(world: World, owner: Owner, *, is_lost: bool) -> None:
     match call:
         case turns.Call.LOOK:
             event: turns.Event = turns.Looked(None if lock is None else lock[0], 0.0)
-        case turns.Call.STEP_ASIDE:
+        case turns.Call.PAUSE:
             event = _step_aside(world, owner)
         case turns.SetTurn(before, turn):
             is_set = lock is not None and lock[0].turn == before
@@ -534,9 +534,9 @@ def _answer(world: World, owner: Owner, *, is_lost: bool) -> None:
 
 
 def _step_aside(world: World, owner: Owner) -> turns.Event:
-    owner.is_aside = True
+    owner.is_paused = True
     if owner.ledger_id is None:
-        return turns.Signal.ASIDE
+        return turns.Signal.PAUSED
     closing, ledger_id = _closing(world, owner.ledger_id), owner.ledger_id
     change = (
         plan_complete(LOG_PATHS, owner.at, now_ms=0, closing=None, empty_ledger_id=ledger_id)
@@ -545,7 +545,7 @@ def _step_aside(world: World, owner: Owner) -> turns.Event:
     )
     owner.ledger_id = None
     if _changed(world, owner, change):
-        return turns.Signal.ASIDE
+        return turns.Signal.PAUSED
     owner.is_over = True
     return CallFailed(WriteError("fenced"))
 
@@ -565,7 +565,7 @@ def _handle(owner: Owner, event: turns.Event) -> None:
                     (*kept, due) if isinstance(due, turns.TurnDue) else (*kept, *past, due)
                 )
             case turns.StepBack(at):
-                owner.is_aside, owner.at = False, at
+                owner.is_paused, owner.at = False, at
             case turns.FailWriter():
                 owner.is_over = True
             case _:

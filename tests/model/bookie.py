@@ -2,7 +2,7 @@
 
 `bookie.storage` mixes the rules with files, so this is a thin model of two things only: records
 become durable in the order in which they were accepted, and no answer that rests on a record leaves
-before that.  What is accepted is decided by the real `LedgerState`, and what a restart remembers
+before that.  The real `LedgerState` decides what is accepted, and what a restart remembers
 goes through the real `FileIndex` (test_bookie.py compares every step with the real storage).
 
 Durability takes no step of its own.  Either a record becomes durable at once: an answer that comes
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.files.index import FileIndex
-from bookie.ledger_state import LedgerState
+from bookie.files.ledger_state import LedgerState
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ class Frozen:
 
 
 class Ask(NamedTuple):
-    """What a client wants of the metadata store: a read, or a write of `metadata`."""
+    """The request of a client to the metadata store: a read, or a write of `metadata`."""
 
     metadata: Frozen | None = None
     version: int = -1
@@ -148,7 +148,7 @@ class _Script:
 
 
 class _Client:
-    """What writers and recoverers share: an appender and one conversation at a time."""
+    """The common part of writers and recoverers: an appender and one conversation at a time."""
 
     is_recovery = False
 
@@ -156,8 +156,8 @@ class _Client:
         self.number = number
         self.appender: LedgerAppender | None = None
         self.asks: Ask | None = None
-        self.told: tuple[int, int] | None = None
-        """The end of the ledger that its caller was told."""
+        self.reported_end: tuple[int, int] | None = None
+        """The end of the ledger that its caller learned."""
         self.is_over = False
         self.is_closing = False
         self._writes: StoreMetadata | None = None  # the question to the store, if it is a write
@@ -363,7 +363,7 @@ class Writer(_Client):
             if effect.error is None:
                 assert self.appender is not None
                 end = self.appender.metadata
-                self.told = (end.last_entry_id, end.length_bytes)
+                self.reported_end = (end.last_entry_id, end.length_bytes)
         return ()
 
 
@@ -484,7 +484,7 @@ class Recoverer(_Client):
     def _conclude(self, name: str, result: Any) -> Sequence[Message]:
         metadata = result if name == "end" else result.metadata
         if metadata.state is LedgerState.CLOSED:
-            self.told = (metadata.last_entry_id, metadata.length_bytes)
+            self.reported_end = (metadata.last_entry_id, metadata.length_bytes)
             self.is_over = True
             return ()
         self.pinned = result

@@ -287,10 +287,10 @@ class OwnerEnd:
                 if self.released is not None:
                     self._handle(number, server.LogEnding(self.released, is_lost=False), owns, now)
             case Arrived(number, data, owns, now):
-                told: Any = server.Signal.ALL_SENT
+                received: Any = server.Signal.ALL_SENT
                 if data is not None:
-                    told = server.Received(PutMessage.parse(data))
-                self._handle(number, told, owns, now)
+                    received = server.Received(PutMessage.parse(data))
+                self._handle(number, received, owns, now)
             case Gone(number):
                 self.streams.pop(number, None)
             case PartingOver(number):

@@ -13,7 +13,7 @@ Promises, looked at in every state:
 
 * InOrderOnce: in the log, the sequences of a producer are 0, 1, 2, ... without gap or repetition,
   and so are the records of each client.
-* AckedIsThere: what a client was told to be durable is in the log.
+* AckedIsThere: records that were acknowledged to a client are in the log.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BROKEN = "ProxyUnavailableError"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What one search covers: the clients, and how much happens to them."""
+    """The extent of one search: the clients, and how much happens to them."""
 
     clients: int = 1
     records: int = 2
@@ -166,7 +166,7 @@ class Model:
             if there != client.payloads[: len(there)]:
                 return f"InOrderOnce: client {number} has {there} in the log"
             if len(there) < len(client.acked):
-                return f"AckedIsThere: client {number} was told {client.acked}, and has {there}"
+                return f"AckedIsThere: client {number} has acks of {client.acked}, but {there}"
         return ""
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
@@ -244,7 +244,7 @@ class Model:
             what = f"proxy {proxy} has an entry durable: {entry.rows}"
             yield what, self._own(state._replace(log=log), proxy, Stored())
         elif owner.flying:
-            yield f"proxy {proxy} is told that it is fenced", self._own(state, proxy, LostLog())
+            yield f"proxy {proxy} learns that it is fenced", self._own(state, proxy, LostLog())
         if owner.released is not None:
             for number in owner.streams:
                 after = self._own(state, proxy, PartingOver(number))
@@ -296,10 +296,10 @@ class Model:
             if isinstance(output, Over):
                 after = _with_wire(after, output.stream, None)
             if wire is not None and wire.is_open:
-                told: Any = Lost(output.error) if isinstance(output, Over) else None
+                heard: Any = Lost(output.error) if isinstance(output, Over) else None
                 if isinstance(output, Replies):
-                    told = Heard(output.reply, state.now)
-                after = self._tell(after, wire.client, told)
+                    heard = Heard(output.reply, state.now)
+                after = self._tell(after, wire.client, heard)
         for wire in after.wires:
             if not wire.waiting and not wire.is_open:
                 after = self._close(after, wire)
@@ -356,7 +356,7 @@ def _with_wire(state: State, number: int, wire: Wire | None) -> State:
 
 @dataclass(slots=True)
 class Result:
-    """What a search found."""
+    """The result of a search."""
 
     states: int = 0
     is_complete: bool = False

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Result:
-    """What a search found."""
+    """The result of a search."""
 
     states: int = 0
     steps: int = 0

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.confirmed import judge_end
+from dlcore.wire.port import ENTRY_ID_MAX, HeldEntries
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
 from tests.model.clients import (
     BOOKIES,
@@ -42,7 +42,7 @@ class InvariantBrokenError(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What one search covers: more of anything is a larger search."""
+    """The extent of one search: more of anything is a larger search."""
 
     ensemble_size: int = 3
     ack_quorum_size: int = 2
@@ -75,13 +75,13 @@ class State(NamedTuple):
     left: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Crashes, time-outs, recovery's time-outs and lost replies that may still happen."""
     unlucky: int = 0
-    """So many bookies have crashed or been given up; the others are still all alike."""
+    """Number of bookies that crashed or were given up; the others are still all alike."""
     shown: int = -1
     """The highest entry that readers were shown: one reads in every state."""
 
 
 class Step(NamedTuple):
-    """What happened, told by `describe`."""
+    """The step, described by `describe`."""
 
     kind: str
     client: int
@@ -421,12 +421,12 @@ class Protocol:
             end = self._read(state)
             _require("LinearizableReads", acked <= end, f"{acked} is acknowledged, {end} is read")
         for client in state.clients:
-            told = self.parts.content(client).told
+            reported = self.parts.content(client).reported_end
             stored = (metadata.last_entry_id, metadata.length_bytes)
             _require(
                 "EveryoneGetsTheStoredEnd",
-                told is None or (metadata.state is LedgerState.CLOSED and told == stored),
-                f"{told} was told, stored is {metadata.state.name} at {stored}",
+                reported is None or (metadata.state is LedgerState.CLOSED and reported == stored),
+                f"{reported} was reported, stored is {metadata.state.name} at {stored}",
             )
         _check_holders(metadata, bookies, max(acked, state.shown))
         for place, bookie in enumerate(bookies):
@@ -475,7 +475,8 @@ class Protocol:
         metadata: LedgerMetadata = self.parts.content(register).metadata.value
         _require(
             "ALedgerCanBeClosed",
-            metadata.state is LedgerState.CLOSED and self.parts.content(client).told is not None,
+            metadata.state is LedgerState.CLOSED
+            and self.parts.content(client).reported_end is not None,
             f"a recovery with all bookies up leaves it {metadata.state.name}",
         )
         contents = [self.parts.content(each) for each in numbers]

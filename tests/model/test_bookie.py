@@ -11,7 +11,6 @@ import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bookie.config import StorageConfig
-from bookie.disks.memory import DiskOwner, MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
@@ -20,6 +19,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
 from tests.model.search import search
 from tests.model.system import Protocol, Scope

@@ -57,7 +57,7 @@ def test_known_bugs_are_found(name: str) -> None:
 
 
 def test_a_counterexample_is_a_list_of_steps() -> None:
-    """What a person needs is the promise that broke and the way there, nothing else."""
+    """A person needs the broken promise and the way there, nothing else."""
     mutant, scope = MUTANTS["one_no_ends_the_ledger"]
     with mutant():
         result = search(Protocol(scope), states_max=STATES_MAX)

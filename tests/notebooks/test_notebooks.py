@@ -35,7 +35,7 @@ SECURED = {
     "options(uri={sandbox.uri!r}": f"options({_QUOTED}, uri={{sandbox.uri!r}}",
     "OPTIONS (uri ": f"OPTIONS ({_IN_SQL}, uri ",
 }
-"""What a reader changes to run a notebook on a secured cluster."""
+"""The changes of a reader to run a notebook on a secured cluster."""
 DIRECT = [path for path in NOTEBOOKS if "proxies" not in path.stem]
 """Those that reach bookies; Arrow's own client, as for proxies, has no dlog between it and TLS."""
 

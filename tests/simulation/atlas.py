@@ -1,8 +1,8 @@
 """Bookies that may lose durable data: no more than the promise allows.
 
 An acknowledged entry is promised to survive the loss of Qa - 1 bookies.  Damage to a bookie's
-copies counts like their loss.  So a run has at most Qa - 1 *victims*: only they lose disks and
-sectors or have their bytes changed.  A victim that got an empty disk is another bookie from then
+copies counts like their loss.  A run has at most Qa - 1 *victims* therefore: only they lose disks,
+or sectors or have bytes changed.  A victim that got an empty disk is another bookie from then
 on, and is spared.  All others only crash, and must bring back everything that they ever
 acknowledged.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bookie.disks.memory_folder import SECTOR_BYTES
 from bookie.files.format import RECORD_HEADER_BYTES, file_name, file_number
+from tests.fixtures.memory_folder import SECTOR_BYTES
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from bookie.disks.memory import MemoryDisk
     from bookie.storage.ledger_storage import LedgerStorage
+    from tests.fixtures.memory_disk import MemoryDisk
 
 
 class FaultAtlas:
@@ -32,7 +32,7 @@ class FaultAtlas:
     def damage(self, disk: MemoryDisk, storage: LedgerStorage) -> str:
         """Damage something that the bookie has acknowledged; return what, empty if nothing.
 
-        The last batch is spared until its MARK follows it: before that, damage cannot be told from
+        The last batch is spared until its MARK follows it: before that, damage looks like
         the torn write of a batch that was never acknowledged.
         """
         rng = self._rng

@@ -1,8 +1,8 @@
 """Invariants of every run, judged by the checkers' own record, never by what clients believe.
 
 Invariants are numbered as in the list that the project promises (I1 … I9); the second word is the
-name in the TLA+ specification of BookKeeper's protocol, where there is one.  What single bookies
-promise is judged in `truth.py`.
+name in the TLA+ specification of BookKeeper's protocol, where there is one.  Promises of single
+bookies are judged in `truth.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _History:
     appended_at_coverage: int | None = None
     delivered: list[list[bytes]] = field(default_factory=list)
     shown: int = -1
-    """The last entry that any reader was shown, or was told that it may read."""
+    """The last entry that any reader was shown, or learned that it may read."""
     is_deleted: bool = False
 
 
@@ -133,7 +133,7 @@ class Checkers:
         return read_ledger(node.value)
 
     def fenced_bookies(self, ledger_id: int) -> set[BookieId]:
-        """Return the bookies that ever told a client that they fenced the ledger."""
+        """Return the bookies that ever reported to a client that they fenced the ledger."""
         return {bookie for bookie, each in self.records.items() if ledger_id in each.fenced}
 
     def _require(
@@ -167,7 +167,7 @@ class Checkers:
         self._ledgers[ledger_id].bodies.append(body)
 
     def on_ack(self, ledger_id: int, entry_id: int) -> None:
-        """The writer was told that the entry is safe."""
+        """The writer learned that the entry is safe."""
         history = self._ledgers[ledger_id]
         self.acks += 1
         about = {"ledger_id": ledger_id, "entry_id": entry_id}
@@ -256,7 +256,7 @@ class Checkers:
                     continue  # its writer or its recovery may still change it
                 old = before.bookies_of(entry_id)
                 others = len(after.bookies_of(entry_id)) - len(old)  # bookies that joined
-                names = [each.name for each in old] + others * ["nobody"]
+                names = [each.name for each in old] + others * ["none"]
                 for position in after.positions_of(entry_id):
                     bookie = ensemble.bookies[position]
                     self._require(
@@ -289,9 +289,9 @@ class Checkers:
 
     def _check_end(self, metadata: StoredLedger) -> None:
         if metadata.state == CLOSED:
-            self._check_told_end(metadata.ledger_id, metadata.end)
+            self._check_reported_end(metadata.ledger_id, metadata.end)
 
-    def _check_told_end(self, ledger_id: int, end: tuple[int, int]) -> None:
+    def _check_reported_end(self, ledger_id: int, end: tuple[int, int]) -> None:
         history = self._ledgers[ledger_id]
         last_entry_id, length_bytes = end
         history.end = history.end or end
@@ -325,19 +325,19 @@ class Checkers:
             ledger_id=ledger_id,
         )
 
-    # What clients are told
+    # Answers to clients
 
     def on_closed(self, metadata: LedgerMetadata) -> None:
-        """Somebody was told that the ledger is closed like this."""
-        ledger_id, told = metadata.ledger_id, (metadata.last_entry_id, metadata.length_bytes)
-        self._check_told_end(ledger_id, told)
+        """A client learned that the ledger is closed like this."""
+        ledger_id, end = metadata.ledger_id, (metadata.last_entry_id, metadata.length_bytes)
+        self._check_reported_end(ledger_id, end)
         if self.is_deleted(ledger_id):
             return
         stored = self.stored(ledger_id)
         self._require(
             SAME_END,
-            holds=stored.state == CLOSED and stored.end == told,
-            message=f"ledger {ledger_id}: {stored.end} is stored ({stored.state}), {told} was told",
+            holds=stored.state == CLOSED and stored.end == end,
+            message=f"ledger {ledger_id}: {stored.end} is stored ({stored.state}), reported: {end}",
             ledger_id=ledger_id,
         )
 
@@ -347,7 +347,7 @@ class Checkers:
         return max(history.acked, history.shown)
 
     def on_end_read(self, ledger_id: int, last_entry_id: int, floor: int) -> None:
-        """A reader was told up to where it may read; `floor` is from before it asked."""
+        """A reader learned up to where it may read; `floor` is from before it asked."""
         history = self._ledgers[ledger_id]
         self._require(
             LINEAR,

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from dlcore.base.clock import Clock
-    from dlcore.ledger.port import BookieClient
     from dlcore.metadata.memory import MemoryStore, MemoryTree
     from dlcore.metadata.paths import NamespacePaths
+    from dlcore.wire.port import BookieClient
     from tests.simulation.network import Network
 
 _CONFIG = LedgerClientConfig(
@@ -247,7 +247,7 @@ class SimClient:
         )
         self.tasks: dict[asyncio.Task[None], None] = {}
         self.parts: list[Closable] = []
-        """What else belongs to the process, and ends with it."""
+        """The other objects of the process, which end with it."""
         self.deaths: Deaths = Counter()
         """Where it is counted that it died at a request."""
 

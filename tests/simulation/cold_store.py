@@ -1,7 +1,7 @@
 """The object store of a run: one for all processes, which lies as real ones do.
 
 A put is refused, is slow, loses its answer after it went through, goes through after its process
-gave up or died, or stores a part, other bytes, or what belongs to another name.  What was stored is
+gave up or died, or stores a part, other bytes, or what belongs to another name.  Stored objects are
 not found for a while.  Lists leave out what is new, name what is gone, name things twice, and end
 too early.  Once an object was read back nothing happens to it: that would be loss of data.
 """

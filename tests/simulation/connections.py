@@ -8,16 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import BookieUnavailableError, DLError
-from dlcore.ledger.port import BookieClient, HeldEntries
 from dlcore.wire.digest import decode_frame
+from dlcore.wire.port import BookieClient, HeldEntries
 from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
 
 if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate
     from dlcore.wire.frames import FrameParts
+    from dlcore.wire.port import EntryRange, FollowUpdate
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
 
@@ -274,7 +274,7 @@ def watch_lac(ledger_id: int, fence: bool, record: BookieRecord) -> Judge:
 
 
 def watch_held(ledger_id: int, record: BookieRecord) -> Judge:
-    """Return the judge of what is told to be held above the LAC."""
+    """Return the judge of what is pairs to be held above the LAC."""
     held = sorted(record.held(ledger_id))
     known = record.lacs.get(ledger_id, -1)
 
@@ -282,10 +282,10 @@ def watch_held(ledger_id: int, record: BookieRecord) -> Judge:
         if is_no(answer):
             record.on_ledger_denied(ledger_id, held)
         elif isinstance(answer, HeldEntries):
-            lac, told_to, told = answer
+            lac, known_to, pairs = answer
             record.on_lac(ledger_id, lac, known)
-            ranges = [range(first, last + 1) for first, last in told]
-            record.on_listed(ledger_id, [e for e in held if lac < e <= told_to], ranges)
+            ranges = [range(first, last + 1) for first, last in pairs]
+            record.on_listed(ledger_id, [e for e in held if lac < e <= known_to], ranges)
             for each in ranges:
                 record.on_shown(ledger_id, each)
 
@@ -333,11 +333,11 @@ def watch_follow(ledger_id: int, first_entry_id: int, record: BookieRecord) -> J
         nonlocal next_entry_id, held
         if answer is None or isinstance(answer, DLError):
             return
-        told = range(next_entry_id, answer.last_add_confirmed + 1)
+        ranges = range(next_entry_id, answer.last_add_confirmed + 1)
         delivered = [decode_frame(frame).entry_id for frame in answer.frames]
         record.on_listed(
             ledger_id,
-            [entry_id for entry_id in sorted(held) if entry_id in told],
+            [entry_id for entry_id in sorted(held) if entry_id in ranges],
             [range(entry_id, entry_id + 1) for entry_id in delivered],
         )
         record.on_shown(ledger_id, delivered)

@@ -191,7 +191,7 @@ class Chaos:
             self._world.trace.note(janitor.name, f"{type(error).__name__}: {error}")
 
     async def _made_up_ledger(self) -> None:
-        """Somebody asks a bookie to fence a ledger that no one made."""
+        """A client asks a bookie to fence a ledger that no one made."""
         bookie = self._some_bookie()
         storage, ledger_id = bookie.storage, self._rng.choice((1 << 20, 2**63 - 1))
         if storage is not None:

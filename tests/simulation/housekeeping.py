@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import BookieClient
     from dlcore.metadata.paths import NamespacePaths
+    from dlcore.wire.port import BookieClient
     from tests.simulation.clients import GatedStore
 
 

@@ -63,7 +63,7 @@ def depth(path: str, root: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A record, or a part of an append, that was told: where it is, and from when it may be."""
+    """A record, or a part of an append, that was acknowledged: where it is, and since when."""
 
     dlsn: DLSN
     written_ms: int
@@ -71,11 +71,11 @@ class Known:
 
 @dataclass(slots=True)
 class _Life:
-    """What is known of one log."""
+    """The facts about one log."""
 
     head: Head
     kept: list[tuple[int, Kept]] = field(default_factory=lambda: [(0, Kept())])
-    """What its settings said, and from when on."""
+    """Its settings, and since when."""
     start: DLSN = DLSN.INITIAL
     """Where its first stored extent begins."""
     is_to_go: bool = False
@@ -214,7 +214,7 @@ class LifeCheckers:
         require(
             ONE_NAME,
             holds=life.is_to_go or not head.deleted,
-            message=f"log id {log_id} is deleted, and nobody asked for that",
+            message=f"log id {log_id} is deleted, and no one asked for that",
         )
         require(
             SEALED,
@@ -358,7 +358,7 @@ class LifeCheckers:
 
 
 class Watching:
-    """What one watch told: each change follows from the names that were told before."""
+    """The reports of one watch: each change follows from the names that were reported before."""
 
     def __init__(self, checkers: LifeCheckers) -> None:
         self._checkers = checkers
@@ -379,13 +379,13 @@ class Watching:
                     holds = ids.pop(change.old_name, None) == change.log_id
                     holds = holds and change.name not in ids
                     ids[change.name] = change.log_id
-            require(WATCHED, holds=holds, message=f"{change} does not follow from what was told")
+            require(WATCHED, holds=holds, message=f"{change} does not follow from earlier ones")
 
     @property
     def is_complete(self) -> bool:
-        """Whether what was told is what there is."""
+        """Whether the reported names are those there are."""
         return self._ids == self._checkers.names
 
     def explain(self) -> str:
-        """Return what was told, and what is there."""
-        return f"told are {self._ids}, there are {self._checkers.names}"
+        """Return the reported names, and those there are."""
+        return f"reported are {self._ids}, there are {self._checkers.names}"

@@ -63,7 +63,7 @@ LOG_INVARIANTS = (
 )
 
 _BESIDE = ("schema", "settings", "subscribers")
-"""What a head has beside its segments."""
+"""The other fields of a head beside its segments."""
 
 AppendId = tuple[str, int]
 """Identity and version of an append."""
@@ -75,9 +75,9 @@ Rows = dict[str, list[bytes]]
 class _Append:
     rows: Rows
     log_ids: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Of each log's name, those for which it was staged: another one was created meanwhile."""
+    """For each name, the logs for which it was staged: another one was created meanwhile."""
     ranges: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
-    """Where it was told that its rows are, by the id of a log."""
+    """The reported places of its rows, by the id of a log."""
     is_committed: bool = False
     began_ms: int = field(default_factory=now_ms)
 
@@ -90,11 +90,11 @@ class _Log:
     name: str
     """The one under which it was found first."""
     places: dict[bytes, tuple[DLSN, int, int, int]] = field(default_factory=dict)
-    """Of each payload: position, sequence id, transaction id, timestamp."""
+    """For each payload: position, sequence id, transaction id, timestamp."""
     payloads: dict[DLSN, bytes] = field(default_factory=dict)
     committed_end: DLSN = DLSN.INITIAL
     acknowledged: dict[bytes, DLSN] = field(default_factory=dict)
-    """What writers were told."""
+    """The results of writers."""
     written_ms: dict[bytes, int] = field(default_factory=dict)
     """When they began to write it."""
     truncated: DLSN = DLSN.INITIAL
@@ -158,7 +158,7 @@ class LogCheckers:
     def on_committed(
         self, append_id: AppendId, ranges: Mapping[str, tuple[str, DLSN, DLSN]]
     ) -> None:
-        """It was told that its rows are in the logs, and if it was told so, where.
+        """It learned that its rows are in the logs, and perhaps where.
 
         `ranges` are by name of the log: its id, the first of the positions, and the end of them.
         """
@@ -208,7 +208,7 @@ class LogCheckers:
         return self._log(log_id, "").places
 
     def acknowledged(self, log_id: str) -> DLSN | None:
-        """Return the highest position that a writer was told."""
+        """Return the highest position that was acknowledged to a writer."""
         return max(self._log(log_id, "").acknowledged.values(), default=None)
 
     def end(self, log_id: str) -> DLSN:
@@ -234,7 +234,7 @@ class LogCheckers:
         require(
             ONCE,
             holds=log.log_id in owners,
-            message=f"log {log.name} has {payload!r} at {place[0]}, which nobody appended to it",
+            message=f"log {log.name} has {payload!r} at {place[0]}, which no writer appended to it",
         )
         known = log.places.setdefault(payload, place)
         require(
@@ -296,7 +296,7 @@ class LogCheckers:
             )
 
     def _may_be_cut(self, append: _Append, log_id: str, payload: bytes) -> bool:
-        """Return whether a record may lie where somebody has truncated."""
+        """Return whether a record may lie where a client has truncated."""
         log = self._logs[log_id]
         place = log.places.get(payload)
         if place is not None:
@@ -461,7 +461,7 @@ class LogCheckers:
 
 
 class Reading:
-    """What one reader got of a log, record by record."""
+    """The records that one reader got of a log."""
 
     def __init__(self, checkers: LogCheckers, log: _Log, start: DLSN, promise: str) -> None:
         self._checkers = checkers
@@ -523,7 +523,7 @@ class Reading:
         )
 
     def on_caught_up(self, floor: DLSN) -> None:
-        """L2: it was told that there is no more; `floor` was the end when it asked."""
+        """L2: it learned that there is no more; `floor` was the end when it asked."""
         last = self.next_dlsn
         has_all = last >= DLSN(floor.lssn, floor.entry_id - 1, 1) if floor.entry_id else True
         require(
@@ -533,17 +533,17 @@ class Reading:
         )
 
     def on_truncated(self) -> None:
-        """L2: it was told that its position was truncated."""
+        """L2: it learned that its position was truncated."""
         require(
             WHOLE,
             holds=self._log.truncated > self.next_dlsn,
-            message=f"log {self._log.name}: {self.next_dlsn} is called truncated, and nobody "
+            message=f"log {self._log.name}: {self.next_dlsn} is called truncated, and no one "
             f"truncated beyond {self._log.truncated}",
         )
 
 
 class Writing:
-    """What one writer of a log learns of its records."""
+    """The answers to one writer of a log about its records."""
 
     def __init__(self, log: _Log, owners: dict[bytes, set[str]]) -> None:
         self._log = log

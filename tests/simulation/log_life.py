@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.simulation.logs import Logs
 
 OTHER_NAMES = ("d", "e")
-"""What the logs of a run are called at times."""
+"""The later names of the logs of a run."""
 _FOLLOWED = "s"
 """A log that keeps its name, and gets no records."""
 _EXPLICIT = LogSettings(retention_s=5.0, explicit_truncation=True, segment_bytes_max=300)
@@ -169,7 +169,7 @@ class Life:
     # Watches
 
     async def _watch(self, process: LogProcess) -> None:
-        """L9: follow the names; in the end what was told is what there is."""
+        """L9: follow the names; in the end the reported names are those there are."""
         watching = Watching(self._checkers.life)
         watch = process.namespace.watch_logs()
         deadline = 0.0
@@ -242,5 +242,5 @@ class Life:
         require(
             SUBSCRIBED,
             holds=is_there or len(moves()) < begin or not moves(),
-            message=f"a reader was told that {position} is stored, and it is not",
+            message=f"a reader learned that {position} is stored, and it is not",
         )

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
-from dlcore.access.encryption_keys import SALT_BYTES, EncryptionKeys
-from dlcore.access.master_keys import MASTER_KEY_BYTES, MasterKey, MasterKeys
 from dlcore.backends.direct.namespace import DirectNamespace
+from dlcore.base.access.encryption_keys import SALT_BYTES, EncryptionKeys
+from dlcore.base.access.master_keys import MASTER_KEY_BYTES, MasterKey, MasterKeys
 from dlcore.base.config import LogConfig
 from dlcore.log.cold.reading import ColdLedgers, here
 from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig

@@ -81,12 +81,12 @@ class Types:
             process.client.store.inner.lose_next_reply(applied=rng.random() < 0.6)
         wanted = asked if merges else {**known, **asked}
         try:
-            told = await log.update_schema(_schema_of(wanted), merge=merges)
+            merged = await log.update_schema(_schema_of(wanted), merge=merges)
         except SchemaMismatchError as error:
             require(GROWS, holds=not merges, message=f"{asked} cannot be added: {error}")
             return  # another one added a column meanwhile
-        process.note(f"log {TYPED} has {len(told)} columns, with {asked}")
-        self._types.check_told({field.name: str(field.type) for field in told}, wanted)
+        process.note(f"log {TYPED} has {len(merged)} columns, with {asked}")
+        self._types.check_answer({field.name: str(field.type) for field in merged}, wanted)
 
     # Writers
 

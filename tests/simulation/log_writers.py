@@ -1,7 +1,7 @@
 """Writers of logs in a run: they write, flush, truncate and leave in some way, or die at it.
 
-Two roles compete for the same logs, with the lock and sometimes without it.  What callers are told
-of each record goes to the checkers: its position, or that it was never sent.
+Two roles compete for the same logs, with the lock and sometimes without it.  The answer for
+each record goes to the checkers: its position, or that it was never sent.
 """
 
 from __future__ import annotations

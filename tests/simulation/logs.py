@@ -38,9 +38,9 @@ from tests.simulation.truth import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from dlcore.access.encryption_keys import EncryptionKeys
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.base.ids import BookieId
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey
@@ -99,7 +99,7 @@ class Logs:
         self._checkers: LogCheckers = world.log_checkers
         self.is_over = False
         self.names = PROXIED if world.plan.has_proxies else LOGS
-        """What appenders and writers ask for."""
+        """The requests of appenders and writers."""
         self._pause_s = world.rng.choice((0.1, 0.2, 0.4))
         self.locked_share = world.rng.choice((1.0, 0.7, 0.2))
         """How many writers take the lock; the others are kept apart by fencing alone."""
@@ -246,10 +246,10 @@ class Logs:
             result = await staged.commit(extents)
             log_ids = dict(staged_for)
             if len(log_ids) == len(staged_for) == len(set(log_ids.values())):
-                told = {name: (log_ids[name], *result.logs[name]) for name in result.logs}
+                placed = {name: (log_ids[name], *result.logs[name]) for name in result.logs}
             else:
-                told = {}  # of logs whose names changed meanwhile it cannot be told which is meant
-            self._checkers.on_committed(append, told)
+                placed = {}  # names changed meanwhile: which logs are meant is unknown
+            self._checkers.on_committed(append, placed)
             process.note(f"appended {append}, {len(extents)} extents: {result.committed}")
         finally:
             for writer in writers:

@@ -91,8 +91,8 @@ def run(
 def _collecting_by_steps() -> Iterator[None]:
     """Let Python collect garbage by the steps of a loop, and not by what was allocated before.
 
-    What is held weakly, as the logs that a proxy reads, goes with it, and generators that no one
-    ended are ended by it: a seed would not give one order of events.
+    Weakly held objects, as the logs that a proxy reads, go with it, and it ends generators that no
+    one ended: a seed would not give one order of events.
     """
     gc.disable()
     gc.freeze()  # what was there before is not looked at with each step

@@ -209,7 +209,7 @@ def _full_disks(plan: Plan) -> Plan:
 
 
 def _missed(scene: str) -> Callable[[Plan], Plan]:
-    """Return a focus on who is thought to be gone: auto-recovery makes good for him."""
+    """Return a focus on a bookie that is thought to be gone: auto-recovery replaces it."""
     return lambda plan: replace(_scene(scene, spares=2)(plan), auto_recoveries=1)
 
 

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from bookie.files.entry_reader import EntryReader
 from bookie.files.index import SealedIndex
+from bookie.files.ledger_state import LedgerState
 from bookie.files.sealed_handles import SealedHandles
-from bookie.ledger_state import LedgerState
 from bookie.storage.followers import Followers
 from bookie.storage.reads import Reads
 from bookie.storage.writes import Writes

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
-    from dlcore.ledger.port import HeldEntries
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import HeldEntries
 
 
 @contextlib.contextmanager
@@ -419,15 +419,15 @@ def adds_carry_what_is_not_confirmed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_read_relies_on_the_lac() -> Iterator[None]:
-    """Section 1.4: what bookies hold and were not told to be confirmed is not looked at."""
+    """Section 1.4: what bookies hold and were not judged to be confirmed is not looked at."""
 
-    def told(
+    def judged(
         quorum: QuorumConfig, first_entry_id: int, answers: Mapping[int, HeldEntries]
     ) -> LedgerEnd | None:
         end = judge_end(quorum, first_entry_id, answers)
-        return None if end is None else end._replace(held=end.told, is_decided=True)
+        return None if end is None else end._replace(held=end.claimed, is_decided=True)
 
-    with patch.object(reader_module, "judge_end", told):
+    with patch.object(reader_module, "judge_end", judged):
         yield
 
 

@@ -42,7 +42,7 @@ def subscriptions_are_moved_whatever_was_seen() -> Iterator[None]:
 
 @contextlib.contextmanager
 def positions_are_compared_before_they_are_set() -> Iterator[None]:
-    """What is stored between a look and the change that follows it is written over."""
+    """A value stored between a look and the change that follows it is written over."""
 
     class Late:
         def __init__(self, store: Any) -> None:
@@ -65,7 +65,7 @@ def positions_are_compared_before_they_are_set() -> Iterator[None]:
 
 @contextlib.contextmanager
 def what_a_stranger_stored_is_ones_own() -> Iterator[None]:
-    """Who asks for what was done since takes it for what he asked for before."""
+    """A client takes a later change for the one that it asked for before."""
 
     async def gullible(
         self: SubscriptionHold, position: DLSN, *, mark: Mark | None, **about: Any
@@ -81,7 +81,7 @@ def what_a_stranger_stored_is_ones_own() -> Iterator[None]:
 
 @contextlib.contextmanager
 def who_asks_again_is_a_stranger() -> Iterator[None]:
-    """What was done at an attempt that was not answered is taken for another one's."""
+    """The change of an unanswered attempt is taken for another client's."""
 
     async def forgetful(
         self: SubscriptionHold, position: DLSN, *, token: str, mark: Mark | None, timeout_s: float
@@ -124,7 +124,7 @@ def unanswered_commits_are_forgotten() -> Iterator[None]:
 
 @contextlib.contextmanager
 def takers_begin_where_they_looked_first() -> Iterator[None]:
-    """What was committed since is read again."""
+    """Records committed since are read again."""
     take = FlightHold.take
 
     async def stale(self: FlightHold, position: DLSN | None = None, *, waits: bool) -> None:
@@ -138,7 +138,7 @@ def takers_begin_where_they_looked_first() -> Iterator[None]:
 
 @contextlib.contextmanager
 def positions_are_behind_what_was_received() -> Iterator[None]:
-    """What a reader holds, and no one took, counts as read."""
+    """Records that a reader holds, and no caller took, count as read."""
     with patch.object(FlightRows, "position", property(lambda self: self._end)):
         yield
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.disks.memory import DiskOwner, MemoryDisk, MemoryFile
-from bookie.disks.memory_folder import Inode
 from bookie.files import replay as replay_module
 from bookie.files.commit_driver import GroupCommit
 from bookie.files.commit_queue import Step, Write
@@ -18,6 +16,8 @@ from bookie.membership.identity import COOKIE_FILE, establish_identity
 from dlcore.base.errors import BookieStorageError
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
+from tests.fixtures.memory_disk import DiskOwner, MemoryDisk, MemoryFile
+from tests.fixtures.memory_folder import Inode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata import changes
 from dlcore.log.metadata.names import KnownNames
-from dlcore.log.metadata.watching import LogWatch
+from dlcore.log.metadata.watching import NameLooks
 from dlcore.log.reading.holding import Hold, Take
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.log.upkeep import removal, retention
@@ -45,7 +45,7 @@ def _renames_leave_out(kind: type[Op]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def renames_leave_the_head_alone() -> Iterator[None]:
-    """Who knows a log by an older name learns no other, and two renames at once both succeed."""
+    """A client that knows a log by an older name learns no other; two renames both succeed."""
     with _renames_leave_out(Put):
         yield
 
@@ -74,7 +74,7 @@ def renames_take_the_name_of_others() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unanswered_renames_count_as_done() -> Iterator[None]:
-    """Who gets no answer tells that the log was renamed."""
+    """A client without an answer reports that the log was renamed."""
 
     async def is_named(*_: Any) -> bool:
         return True
@@ -109,7 +109,7 @@ def segments_are_as_old_as_their_beginning() -> Iterator[None]:
 
 @contextlib.contextmanager
 def idle_logs_keep_their_last_segment() -> Iterator[None]:
-    """What no one completes is never too old."""
+    """A part that no one completes is never too old."""
     with patch.object(expiry, "must_complete", lambda *_, **__: False):
         yield
 
@@ -123,7 +123,7 @@ def truncated_records_do_not_wait_for_their_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def truncation_goes_back() -> Iterator[None]:
-    """Of two truncations the later one counts, though it says less."""
+    """The later of two truncations counts, though it says less."""
 
     def plan(paths: Any, at: Any, dlsn: DLSN) -> Change:
         draft = changes._Draft(paths, at)
@@ -143,38 +143,38 @@ def sealed_logs_grow() -> Iterator[None]:
 
 @contextlib.contextmanager
 def watches_forget_what_changes_while_they_look() -> Iterator[None]:
-    """What changes after it was read, and before that was noted, is not looked at again."""
-    look = LogWatch._look
+    """A change after a read, and before that was noted, is missed."""
+    look = NameLooks.look
 
-    async def forgetful(self: LogWatch) -> None:
-        before = list(self._due)
+    async def forgetful(self: NameLooks) -> None:
+        before = list(self.due)
         await look(self)
         for bucket in before:
-            self._due.pop(bucket, None)
+            self.due.pop(bucket, None)
 
-    with patch.object(LogWatch, "_look", forgetful):
+    with patch.object(NameLooks, "look", forgetful):
         yield
 
 
 @contextlib.contextmanager
 def watches_do_not_ask_what_became_of_a_name() -> Iterator[None]:
-    """A log that is deleted for good is never told as deleted."""
+    """A log that is deleted for good is never reported as deleted."""
     with patch.object(KnownNames, "to_ask", lambda *_: []):
         yield
 
 
 @contextlib.contextmanager
 def writers_follow_the_first_change_only() -> Iterator[None]:
-    """A writer that was told of its log's settings once is not told again."""
+    """A writer that got its log's settings once does not get them again."""
     init = SettingsFollower.__init__
 
     def deaf(self: SettingsFollower, context: Any, log: Any, on_change: Any) -> None:
-        told: list[LogSettings] = []
+        given: list[LogSettings] = []
 
         def once(settings: LogSettings) -> None:
-            if not told:
+            if not given:
                 on_change(settings)
-            told.append(settings)
+            given.append(settings)
 
         init(self, context, log, once)
 
@@ -203,7 +203,7 @@ def positions_are_written_over() -> Iterator[None]:
 
 @contextlib.contextmanager
 def subscribers_begin_anew() -> Iterator[None]:
-    """Who takes a subscription over begins at the start of the log."""
+    """A consumer that takes a subscription over begins at the start of the log."""
     node_read = Hold._node_read
 
     def anew(self: Hold, node: NodeRead) -> Effect:
@@ -221,10 +221,10 @@ def unanswered_positions_count_as_stored() -> Iterator[None]:
     commit = SubscriptionHold.commit
 
     async def hopeful(self: SubscriptionHold, position: DLSN) -> None:
-        async def nobody_looks() -> None:
+        async def without_a_look() -> None:
             raise _UnansweredError
 
-        with patch.object(self, "_read", nobody_looks):
+        with patch.object(self, "_read", without_a_look):
             try:
                 await commit(self, position)
             except _UnansweredError:

@@ -56,7 +56,7 @@ def extents_miss_the_last_entry() -> Iterator[None]:
 
 @contextlib.contextmanager
 def positions_are_one_entry_late() -> Iterator[None]:
-    """Callers are told the position of the entry that follows theirs."""
+    """Callers get the position of the entry that follows theirs."""
     acknowledge = LogAppender._acknowledge
 
     def late(self: LogAppender[Any], count: int) -> list[Any]:
@@ -72,7 +72,7 @@ def positions_are_one_entry_late() -> Iterator[None]:
 
 @contextlib.contextmanager
 def batches_are_answered_with_their_first_position() -> Iterator[None]:
-    """Who was told the position of a batch goes on in the middle of it."""
+    """A reader that got the position of a batch goes on in the middle of it."""
     add_batch = Transmitter.add_batch
 
     def first(self: Transmitter[Any], batch: Any, ticket: Any = None, **more: Any) -> None:
@@ -133,7 +133,7 @@ def headers_do_not_count_records_before() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recovery_leaves_out_the_last_entry() -> Iterator[None]:
-    """A dead writer's segment is completed one entry before what it was told."""
+    """A dead writer's segment is completed one entry before its last acknowledged one."""
     bounded_extent = recovery.bounded_extent
 
     async def short(reader: Any, extent: Any, *, last_entry_id: int, **more: Any) -> Any:
@@ -321,7 +321,7 @@ def cancelled_reads_lose_what_they_took() -> Iterator[None]:
 
 @contextlib.contextmanager
 def snapshots_end_before_the_last_entry() -> Iterator[None]:
-    """What is being written is read up to the entry before its LAC."""
+    """An open segment is read up to the entry before its LAC."""
     bounded_extent = recovery.bounded_extent
 
     async def short(reader: Any, extent: Any, *, last_entry_id: int, **more: Any) -> Any:

@@ -58,7 +58,7 @@ def swaps_are_not_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def appends_are_not_guarded() -> Iterator[None]:
-    """Of two commits that meet in a log the later one writes over the other."""
+    """The later of two commits that meet in a log writes over the other."""
     plan_append = changes.plan_append
 
     def blind(*about: Any, **more: Any) -> Any:
@@ -71,7 +71,7 @@ def appends_are_not_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def merged_ledgers_go_at_once() -> Iterator[None]:
-    """Who reads by an older view of the log finds the ledgers gone while he reads."""
+    """A reader with an older view of the log finds the ledgers gone while it reads."""
     drop_merged = staged.drop_merged
 
     async def early(context: Any, *, grace_ms: int) -> int:
@@ -173,7 +173,7 @@ def removal_gives_nothing_up() -> Iterator[None]:
 
 @contextlib.contextmanager
 def truncated_extents_stay_as_long_as_their_segment() -> Iterator[None]:
-    """Of a segment that stays nothing is removed."""
+    """Nothing is removed of a segment that stays."""
 
     async def none(*_: Any, **__: Any) -> list[Any]:
         return []
@@ -249,7 +249,7 @@ def registrations_are_kept_for_ever() -> Iterator[None]:
 
 @contextlib.contextmanager
 def staged_ledgers_go_with_their_process() -> Iterator[None]:
-    """What a dead process staged is dropped, whether or not it was committed."""
+    """The staged records of a dead process are dropped, whether or not it was committed."""
     drop = staged.drop
 
     async def reckless(context: Any, node: Any) -> bool:

@@ -55,9 +55,9 @@ def what_was_accepted_is_acknowledged() -> Iterator[None]:
     def early(self: StreamAcks) -> Ack | None:
         durable = self._durable or Ack(0, DLSN.INITIAL)
         records = durable.records + self._pending_records
-        if records == self._told:
+        if records == self._sent:
             return None
-        self._told = records
+        self._sent = records
         return durable if records == durable.records else Ack(records, _SOMEWHERE)
 
     with patch.object(StreamAcks, "next_ack", early):
@@ -81,7 +81,7 @@ def more_is_acknowledged_than_was_sent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def zombies_go_on_to_acknowledge() -> Iterator[None]:
-    """Who lost its session goes on, and what it could not write counts as durable."""
+    """An owner that lost its session goes on, and its failed records count as durable."""
 
     handle = ProducerServer.handle
 
@@ -98,7 +98,7 @@ def zombies_go_on_to_acknowledge() -> Iterator[None]:
 
 @contextlib.contextmanager
 def streams_end_well_without_what_they_dropped() -> Iterator[None]:
-    """Who sent more when the log was let go of is not told that it was dropped."""
+    """A client that sent more when the log was released does not learn that it was dropped."""
     handle = ProducerServer.handle
 
     def keep_silent(self: ProducerServer, event: Event) -> Sequence[Effect]:
@@ -153,7 +153,7 @@ def proxies_send_clients_to_themselves() -> Iterator[None]:
 
 @contextlib.contextmanager
 def conditions_are_not_looked_at() -> Iterator[None]:
-    """What is to be written behind a record is written behind any."""
+    """A conditional record is written behind any last record."""
     accept_if = OwnedLog.accept_if
 
     async def anywhere(
@@ -167,7 +167,7 @@ def conditions_are_not_looked_at() -> Iterator[None]:
 
 @contextlib.contextmanager
 def batches_with_a_condition_are_parted() -> Iterator[None]:
-    """What is to be written all or none goes into as many entries as other batches do."""
+    """An all-or-none batch goes into as many entries as other batches do."""
     write_fitted = DirectWriter.write_fitted
 
     def parted(self: DirectWriter, rows: Any, *, mark: Mark | None = None, **_: object) -> Any:
@@ -179,7 +179,7 @@ def batches_with_a_condition_are_parted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def conditions_are_of_what_the_owner_wrote() -> Iterator[None]:
-    """The last record is its own last one, whoever appended meanwhile."""
+    """The last record is its own last one, whichever client appended meanwhile."""
 
     async def find_last(self: DirectWriter) -> DLSN | None:
         await self.flush()
@@ -212,7 +212,7 @@ def windows_of_streams_are_not_bounded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def rings_evict_nothing() -> Iterator[None]:
-    """What a proxy keeps for its readers only grows."""
+    """The memory of a proxy for its readers only grows."""
 
     def keep(self: RingBudget, ring: Ring, index: int, size_bytes: int) -> None:
         self._kept[ring, index] = 0
@@ -242,7 +242,7 @@ def logs_are_followed_for_ever() -> Iterator[None]:
 
 @contextlib.contextmanager
 def eviction_hands_out_another_run() -> Iterator[None]:
-    """Whose next run has left the ring gets the oldest one that is left."""
+    """A reader whose next run has left the ring gets the oldest one that is left."""
     peek = RingReader.peek
 
     def any_run(self: RingReader) -> tuple[Run, int] | None:
@@ -260,7 +260,7 @@ def eviction_hands_out_another_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def readers_join_at_the_end_of_a_ring() -> Iterator[None]:
-    """What a ring holds already is left out."""
+    """Entries that a ring holds already are left out."""
     join = Ring.join
 
     def late(self: Ring, position: DLSN) -> RingReader | None:
@@ -272,7 +272,7 @@ def readers_join_at_the_end_of_a_ring() -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_runs_are_sent_to_who_wants_a_part() -> Iterator[None]:
-    """Who joins within a run gets what is before its position, too."""
+    """A reader that joins within a run gets earlier records, too."""
     with patch.object(Run, "rows_before", lambda *_: 0):
         yield
 

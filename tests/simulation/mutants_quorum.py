@@ -1,6 +1,6 @@
 """Bugs of what everybody computes alike, put back on purpose: write sets, coverage, who holds what.
 
-Whoever shares such a bug agrees with everybody else who does, so checkers that used the product's
+Components that share such a bug agree with each other: checkers that used the product's
 own arithmetic would find nothing wrong.
 """
 
@@ -65,7 +65,7 @@ def ensembles_begin_one_entry_late() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_ledger_in_recovery_is_read_as_open() -> Iterator[None]:
-    """Section 2: whoever reads the metadata does not learn that a recovery has begun."""
+    """Section 2: a reader of the metadata does not learn that a recovery has begun."""
 
     def altered(kind: type[LedgerMetadata], value: bytes, *, source: str) -> LedgerMetadata:
         metadata = decode(kind, value, source=source)

@@ -27,7 +27,7 @@ async def _nothing(*_: Any, **__: Any) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def bookies_answer_and_erase_nothing() -> Iterator[None]:
-    """What is deleted stays in files until compaction is worth it."""
+    """Deleted rows stay in files until compaction is worth it."""
 
     async def erase(_: Upkeep, collect: Any, **__: Any) -> tuple[str, frozenset[int]]:
         await collect()
@@ -46,7 +46,7 @@ def bookies_are_asked_and_not_heard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_ledgers_wait_for_their_grace() -> Iterator[None]:
-    """What is replaced is left to the sweep, as after a merge."""
+    """Replaced ledgers are left to the sweep, as after a merge."""
     with patch.object(Purger, "drop", _nothing), patch.object(Purger, "_undropped", _nothing):
         yield
 
@@ -97,7 +97,7 @@ def tables_keep_their_history() -> Iterator[None]:
 
 @contextlib.contextmanager
 def objects_go_while_a_table_names_them() -> Iterator[None]:
-    """What no ledger names is deleted, and the table follows later."""
+    """Unnamed objects are deleted, and the table follows later."""
 
     async def none(*_: Any) -> _TableNames:
         return _TableNames(set())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def each_stream_is_of_a_new_incarnation() -> Iterator[None]:
-    """What was sent on the one before is numbered anew, and so written again."""
+    """Messages sent on the stream before are numbered anew, and therefore written again."""
     begin = ProducerClient._open
 
     def anew(self: ProducerClient[Any], now: float) -> Any:

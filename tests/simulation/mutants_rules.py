@@ -6,14 +6,14 @@ import contextlib
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from dlcore.access.rights import EVERYBODY, Rules, Verdict
+from dlcore.base.access.rights import EVERYBODY, Rules, Verdict
 from dlcore.proxy.gatekeeper import Entry, Gatekeeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.access.principals import Principal
-    from dlcore.access.rights import Demand, Rule
+    from dlcore.base.access.principals import Principal
+    from dlcore.base.access.rights import Demand, Rule
     from dlcore.base.errors import DLError
 
 
@@ -32,7 +32,7 @@ def rules_that_deny_are_not_looked_at() -> Iterator[None]:
 
 @contextlib.contextmanager
 def rules_on_logs_are_for_everybody() -> Iterator[None]:
-    """Whom a rule on a log is for is not looked at."""
+    """The principal of a rule on a log is ignored."""
 
     def all_on_logs(self: Rules, principal: Principal) -> Iterator[Rule]:
         named = {EVERYBODY, str(principal)}

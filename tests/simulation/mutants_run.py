@@ -39,7 +39,7 @@ _FAILED = 1
 
 
 class Finding(NamedTuple):
-    """What became of one mutant."""
+    """The result of one mutant."""
 
     name: str
     seed: int | None
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What caught a mutant last time."""
+    """The check that caught a mutant last time."""
 
     seed: int
     invariant: str

@@ -83,7 +83,7 @@ def a_batch_writes_once_to_a_target() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_worker_keeps_the_rows_of_a_failed_task() -> Iterator[None]:
-    """What a task wrote before it failed is staged with the next one."""
+    """Records of a failed task are staged with the next one."""
 
     def put_back(key: Any, writer: Any, *, keep: bool) -> None:
         if keep:
@@ -130,7 +130,7 @@ def a_commit_tells_what_it_planned_first() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_proxy_keeps_the_rows_of_a_broken_stream() -> Iterator[None]:
-    """What came on a stream that broke is staged with the next one of its identity."""
+    """Records of a broken stream are staged with the next one of its identity."""
     give_up = Stagings._give_up
 
     async def put_back(self: Stagings, target: Any, writer: Any) -> None:

@@ -23,8 +23,8 @@ from bookie.files.commit_queue import (
 )
 from bookie.files.entry_log import EntryLog
 from bookie.files.format import encode_file_header
+from bookie.files.ledger_state import LedgerState
 from bookie.files.unsealed import UnsealedFiles
-from bookie.ledger_state import LedgerState
 from bookie.storage.held_entries import HeldEntries
 from bookie.storage.writes import Writes
 
@@ -142,7 +142,7 @@ def an_add_again_is_answered_unread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_failed_log_goes_on() -> Iterator[None]:
-    """Section 4.2: after a write that failed the next batch is written all the same."""
+    """Section 4.2: after a write that failed the next batch is still written."""
     answer_to, offered = GroupCommit._answer_to, GroupCommit._offered
 
     async def stubborn(self: GroupCommit, work: Write | MakeFooter) -> Event:

@@ -48,7 +48,7 @@ def positions_stay_behind_their_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def tables_keep_truncated_files() -> Iterator[None]:
-    """What is truncated stays in the table."""
+    """Truncated rows stay in the table."""
     advance = TableCommits._advance
 
     def keeping(self: TableCommits, table: TableSeen, position: Place, chain: Chain) -> Effect:

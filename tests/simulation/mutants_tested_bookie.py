@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
+    from bookie.files.ledger_state import LedgerState
     from bookie.files.unsealed import Location
-    from bookie.ledger_state import LedgerState
     from bookie.space.budget import Claim
     from dlcore.wire.messages import Update
 
@@ -250,7 +250,7 @@ def damage_beyond_the_end_is_sought_for_ever() -> Iterator[None]:
 
 @caught_by("bookie/test_storage_repair.py::test_an_intact_entry_is_never_overwritten")
 def a_repair_overwrites_what_is_intact() -> Iterator[None]:
-    """Section 5: whoever repairs may change what a bookie acknowledged."""
+    """Section 5: a repair may change what a bookie acknowledged."""
     add_again = HeldEntries._add_again
 
     async def overwrite(self: HeldEntries, entry: Any, *, is_recovery: bool) -> None:
@@ -393,7 +393,7 @@ def the_newest_file_is_not_noted() -> Iterator[None]:
 
 @caught_by("bookie/test_replay.py::test_files_of_another_bookie_are_refused")
 def files_of_any_bookie_are_opened() -> Iterator[None]:
-    """#2612: files are read whoever they belong to."""
+    """#2612: files are read although another process owns them."""
     decode = entry_log_format_module.decode_file_header
 
     def lenient(view: memoryview, *, number: int, owner: bytes) -> Any:
@@ -446,7 +446,7 @@ def adds_are_not_held_back() -> Iterator[None]:
 
 @caught_by("bookie/test_follow.py::test_followers_end_with_the_storage")
 def followers_outlive_their_storage() -> Iterator[None]:
-    """#1108: whoever follows a ledger of a bookie that ends is left waiting."""
+    """#1108: a follower of a ledger on a bookie that ends is left waiting."""
     with patch.object(Followers, "wake_all", lambda _: None):
         yield
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.ledger.port import HeldEntries
+    from dlcore.wire.port import HeldEntries
 
 _LEDGER = "dlcore/ledger"
 
@@ -63,7 +63,7 @@ def the_end_is_asked_of_one_bookie() -> Iterator[None]:
 
 @caught_by(f"{_LEDGER}/test_confirmed.py::test_by_chance")
 def coverage_ignores_striping() -> Iterator[None]:
-    """Section 1.2: Qw - Qa + 1 bookies of the whole ensemble count as coverage; likewise."""
+    """Section 1.2: Qw - Qa + 1 bookies of the whole ensemble count as coverage; the same rule."""
 
     def by_number(quorum: QuorumConfig, known: Collection[int]) -> bool:
         return len(known) > quorum.write_quorum_size - quorum.ack_quorum_size
@@ -96,7 +96,7 @@ def coverage_is_off_by_one() -> Iterator[None]:
 
 @caught_by(f"{_LEDGER}/test_append_by_chance.py::test_random_answers_keep_the_promises")
 def late_acks_of_replaced_bookies_count() -> Iterator[None]:
-    """#1591: a position's ack is believed whoever sent it, also after its bookie was replaced.
+    """#1591: a position's ack is believed from any bookie, also after its bookie was replaced.
 
     Not for the simulation: what is on its way to a bookie is given up with it.
     """
@@ -218,7 +218,7 @@ def ids_are_read_and_written_blindly() -> Iterator[None]:
 
 @caught_by(f"{_LEDGER}/test_reader.py::test_a_stale_reader_looks_at_the_metadata_after_a_failure")
 def a_reader_keeps_its_metadata() -> Iterator[None]:
-    """#1579, #4613: whoever opened a ledger asks the bookies of that time for ever."""
+    """#1579, #4613: a client that opened a ledger asks the bookies of that time for ever."""
 
     async def never(self: LedgerReader, *about: Any) -> bool:
         return False
@@ -303,14 +303,14 @@ def a_lac_is_published_by_one_bookie() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_append.py::test_what_is_confirmed_meanwhile_needs_no_copy")
+@caught_by(f"{_LEDGER}/test_append.py::test_an_entry_confirmed_meanwhile_needs_no_copy")
 def a_change_names_bookies_before_they_have_copies() -> Iterator[None]:
-    """What readers were shown is held by fewer than Qa of the next ensemble."""
+    """Fewer than Qa of the next ensemble hold entries that readers saw."""
     with changes_at_once():
         yield
 
 
-@caught_by(f"{_LEDGER}/test_read_end.py::test_what_recoveries_write_back_is_shown_once_one_ends")
+@caught_by(f"{_LEDGER}/test_read_end.py::test_write_backs_of_recoveries_are_shown_once_one_ends")
 def what_recoveries_write_back_is_shown() -> Iterator[None]:
     """One that found too few copies before may close the ledger without it."""
 
@@ -351,7 +351,7 @@ def a_bookie_that_refuses_a_copy_is_chosen_again() -> Iterator[None]:
 
 @caught_by(f"{_LEDGER}/test_client.py::test_a_metadata_store_that_stays_away_ends_a_writer")
 def a_failed_writer_closes_at_its_lac() -> Iterator[None]:
-    """What readers were shown behind it is gone."""
+    """Entries behind it that readers saw are gone."""
     with patch.object(AddWindow, "is_idle", property(lambda _: True)):
         yield
 
@@ -529,7 +529,7 @@ def a_change_that_was_stored_is_not_recognised() -> Iterator[None]:
             path = self._paths.ledger(metadata.ledger_id)
             return await self._store.put(path, encode(metadata), version=version)
         except MetadataConnectionError as error:
-            raise LedgerFencedError("somebody else wrote it") from error
+            raise LedgerFencedError("another client wrote it") from error
 
     with patch.object(LedgerStore, "write", write):
         yield

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from dlcore.log.entries import encryption
 from dlcore.log.entries.encryption import EntryEncryptor
-from dlcore.log.reading.reader import DirectReader
+from dlcore.log.reading.reader import EntryDecoder
 from dlcore.log.writing.writer import Pump
 from tests.simulation.tested import caught_by
 
@@ -59,13 +59,15 @@ def the_header_is_not_covered() -> Iterator[None]:
 @caught_by(f"{_LOGS}::test_a_reader_waits_for_the_tail_and_for_its_key")
 def an_entry_is_lost_with_its_key() -> Iterator[None]:
     """The next read goes on behind it."""
-    learn = DirectReader._learn
+    learn = EntryDecoder.learn
 
-    async def forgetful(self: DirectReader, entry: Any) -> None:
-        self._undecoded = None
-        await learn(self, entry)
+    async def forgetful(self: EntryDecoder, entry: Any) -> None:
+        try:
+            await learn(self, entry)
+        finally:
+            self.waiting = None
 
-    with patch.object(DirectReader, "_learn", forgetful):
+    with patch.object(EntryDecoder, "learn", forgetful):
         yield
 
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bookie.disks import real as real_disk_module
-from bookie.disks.memory import DiskOwner, MemoryDisk
 from bookie.disks.real import RealFile
 from bookie.disks.recent_bytes import RecentBytes, rounded_up
 from bookie.disks.spares import Spares
 from bookie.files import entry_log as entry_log_module
 from bookie.files.format import encode_file_header
+from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bookie.disks.memory_folder import Inode
     from dlcore.wire.digest import BytesLike
+    from tests.fixtures.memory_folder import Inode
 
 
 @caught_by("bookie/test_torn_tails.py::test_the_newest_file_ends_at_every_byte_in_its_earlier_life")
@@ -48,7 +48,7 @@ def padding_counts_as_written() -> Iterator[None]:
 
 @caught_by("bookie/test_real_disk.py::test_a_short_write_goes_on_aligned")
 def a_short_write_is_taken_for_a_whole_one() -> Iterator[None]:
-    """What a short write left is never written."""
+    """The rest of a short write is never written."""
 
     def once(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> None:
         os.pwritev(descriptor, buffers, offset, flags)
@@ -57,19 +57,19 @@ def a_short_write_is_taken_for_a_whole_one() -> Iterator[None]:
         yield
 
 
-@caught_by("contracts/test_disk.py::test_a_file_is_not_used_again_while_somebody_reads_it")
+@caught_by("contracts/test_disk.py::test_a_file_is_not_used_again_while_it_is_read")
 def a_file_is_recycled_before_its_last_reader_is_done() -> Iterator[None]:
     """A reader with an open handle is given bytes of another file."""
 
     def any_spare(self: Spares, in_use: object) -> Any:
         return next(iter(self._sizes), None)
 
-    def nobody(self: MemoryDisk, inode: Inode) -> bool:
+    def never(self: MemoryDisk, inode: Inode) -> bool:
         return False
 
     with (
         patch.object(Spares, "unused", any_spare),
-        patch.object(MemoryDisk, "_is_open", nobody),
+        patch.object(MemoryDisk, "_is_open", never),
     ):
         yield
 

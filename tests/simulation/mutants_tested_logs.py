@@ -10,7 +10,7 @@ import msgspec
 
 from dlcore.log.metadata.commits import decide
 from dlcore.log.metadata.nodes import StagedNode
-from dlcore.log.metadata.watching import LogWatch
+from dlcore.log.metadata.watching import NameLooks
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
@@ -81,7 +81,7 @@ def interrupted_reads_lose_what_had_come() -> Iterator[None]:
 
 @caught_by(f"{_MACHINE}::test_a_start_gives_up_when_its_first_record_cannot_follow_any_more")
 def overtaken_starts_do_not_look_at_transaction_ids() -> Iterator[None]:
-    """What another appended in between had higher ones."""
+    """Records that another appended in between had higher ones."""
 
     def blind(self: LogAppender[Any], closing: Any) -> Any:
         return RecoverLog(self.at) if self._head.must_recover else StartSegment(self.at, closing)
@@ -193,7 +193,7 @@ def an_empty_segment_may_be_too_old() -> Iterator[None]:
 
 @caught_by("dlcore/log/test_staging_writer.py::test_a_fenced_staging_writer_says_so")
 def staging_does_not_wait_for_its_entries() -> Iterator[None]:
-    """What is committed may never have reached its bookies."""
+    """Committed records may never have reached their bookies."""
     guarded = DirectStagingWriter._guarded
 
     async def early(self: DirectStagingWriter, call: Any) -> None:
@@ -211,9 +211,9 @@ def rolls_leave_their_ledgers_open() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_RETENTION}::test_who_recovers_for_retention_leaves_the_next_writer_alone")
+@caught_by(f"{_RETENTION}::test_a_recovery_for_retention_leaves_the_next_writer_alone")
 def retention_fences_who_writes_by_then() -> Iterator[None]:
-    """What is open after another one recovered the log is taken for a dead writer's, too."""
+    """A segment opened after another recovery is taken for a dead writer's, too."""
 
     async def careless(context: LogContext, at: VersionedHead, **_: bool) -> VersionedHead:
         return await recover_log(context, at)
@@ -224,25 +224,25 @@ def retention_fences_who_writes_by_then() -> Iterator[None]:
 
 @caught_by("dlcore/sync/test_watch.py::test_an_answer_that_fails_loses_nothing")
 def watches_forget_what_they_could_not_read() -> Iterator[None]:
-    """A look that fails is not made again: what changed is never told."""
-    look = LogWatch._look
+    """A look that fails is not made again: a change is never reported."""
+    look = NameLooks.look
 
-    async def once(self: LogWatch) -> None:
-        before = list(self._due)
+    async def once(self: NameLooks) -> None:
+        before = list(self.due)
         try:
             await look(self)
         except BaseException:
             for bucket in before:
-                self._due.pop(bucket, None)
+                self.due.pop(bucket, None)
             raise
 
-    with patch.object(LogWatch, "_look", once):
+    with patch.object(NameLooks, "look", once):
         yield
 
 
 @caught_by(f"{_GUARDS}::test_the_record_alone_keeps_a_version_from_being_committed_twice")
 def commit_records_are_written_over() -> Iterator[None]:
-    """Of two drivers that commit the same version, one of which stood still, both do."""
+    """Both of two drivers commit the same version, one of which stood still."""
     record_ops = Commit._record_ops
 
     def blind(self: Commit, *about: Any, **more: Any) -> tuple[Op, ...]:
@@ -257,7 +257,7 @@ def commit_records_are_written_over() -> Iterator[None]:
 
 @caught_by(f"{_GUARDS}::test_the_registration_alone_counts_what_two_commit_at_once")
 def registrations_are_written_over() -> Iterator[None]:
-    """Of two commits from one ledger one is not counted: it goes while a log needs it."""
+    """One of two commits from one ledger is not counted: it goes while a log needs it."""
     with patch.object(
         StagedNode, "put", lambda self, staged: Put(self.path, encode(staged), version=-1)
     ):
@@ -266,7 +266,7 @@ def registrations_are_written_over() -> Iterator[None]:
 
 @caught_by(f"{_GUARDS}::test_a_settled_ledger_alone_keeps_what_was_given_up_out")
 def settled_ledgers_take_commits() -> Iterator[None]:
-    """What was given up is appended after all, by a driver that stood still."""
+    """A driver that stood still appends a given-up commit after all."""
     count = Commit._count
 
     def careless(self: Commit, ledger_id: int, node: StagedNode | None) -> Op:

@@ -88,7 +88,7 @@ def writes_have_no_version() -> Iterator[None]:
 
 @caught_by(f"{_CONTRACT}::test_ephemeral_nodes_vanish_when_their_session_is_closed")
 def ephemeral_nodes_stay() -> Iterator[None]:
-    """What should die with its session lives for ever."""
+    """A node that should die with its session lives for ever."""
     create = ZooKeeperStore.create
 
     async def for_ever(self: ZooKeeperStore, path: str, value: bytes = b"", **how: Any) -> None:
@@ -107,7 +107,7 @@ def a_lost_write_is_sent_again() -> Iterator[None]:
 
 @caught_by(f"{_STORE}::test_a_read_is_sent_again")
 def a_lost_read_is_an_error() -> Iterator[None]:
-    """Every reconnection ends whoever was reading."""
+    """Every reconnection ends all readers."""
     with patch.object(Requests, "read", Requests.write):
         yield
 
@@ -202,11 +202,11 @@ def any_registration_under_the_name_is_taken_over() -> Iterator[None]:
 @caught_by(f"{_REGISTRATION}::test_a_change_of_space_never_unregisters")
 def a_change_of_space_unregisters() -> Iterator[None]:
     """Section 8: the node is made anew whenever the disk's space changes."""
-    with patch.object(registration_module, "decode", _of_nobody):
+    with patch.object(registration_module, "decode", _without_owner):
         yield
 
 
-def _of_nobody(kind: type[Any], value: bytes, *, source: str) -> Any:
+def _without_owner(kind: type[Any], value: bytes, *, source: str) -> Any:
     from msgspec.structs import replace
 
     from dlcore.metadata.stored import decode

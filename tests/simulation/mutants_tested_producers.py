@@ -32,8 +32,8 @@ _SILENT = "dlcore/log/test_silent_producers.py::test_{}".format
 _OWNED = "dlcore/proxy/test_owned_log.py::test_{}".format
 _MEMBERS = "dlcore/proxy/test_membership.py::test_{}".format
 _ONLY_WRITES = _SILENT("only_what_a_producer_writes_keeps_it")
-_BACK = _SILENT("a_clock_that_goes_back_makes_nobody_older")
-_LATE = "test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one"
+_BACK = _SILENT("a_clock_that_goes_back_makes_no_producer_older")
+_LATE = "test_a_late_notice_of_an_earlier_life_of_a_log_ends_no_later_one"
 
 
 def _used(table: Producers[Any]) -> dict[str, int]:
@@ -43,7 +43,7 @@ def _used(table: Producers[Any]) -> dict[str, int]:
 # When a producer is forgotten
 
 
-@caught_by(_SILENT("who_wrote_is_known_until_its_time"))
+@caught_by(_SILENT("a_producer_that_wrote_is_known_until_its_time"))
 def producers_are_forgotten_after_an_hour() -> Iterator[None]:
     """Those with names of their own are kept no longer than those with names made for a writer."""
     with patch.object(producers_module, "PRODUCERS_KEPT_MS", KEPT_MS):
@@ -135,7 +135,7 @@ def a_producer_that_begins_again_counts_as_having_written() -> Iterator[None]:
 
 @caught_by(_ONLY_WRITES)
 def a_producer_that_opens_a_stream_counts_as_having_written() -> Iterator[None]:
-    """Likewise with each stream."""
+    """The same with each stream."""
     continue_with = Producers.continue_with
 
     def renewing(self: Producers[Any], claim: Claim, *, now_ms: int) -> int:
@@ -147,7 +147,7 @@ def a_producer_that_opens_a_stream_counts_as_having_written() -> Iterator[None]:
         yield
 
 
-@caught_by(_SILENT("who_has_records_on_their_way_keeps_its_place"))
+@caught_by(_SILENT("a_producer_with_records_on_their_way_keeps_its_place"))
 def a_producer_with_records_in_flight_is_forgotten_for_another() -> Iterator[None]:
     """The log does not know them then, and records that are sent again are written twice."""
 
@@ -173,7 +173,7 @@ def only_a_segment_begins_with_a_list() -> Iterator[None]:
 
 
 @caught_by(
-    "dlcore/backends/test_forgotten.py::test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot"
+    "dlcore/backends/test_forgotten.py::test_doubtful_records_are_not_sent_to_a_log_that_forgot"
 )
 def a_named_writer_in_doubt_believes_any_answer() -> Iterator[None]:
     """It sends again what a log may hold that has forgotten it."""
@@ -205,9 +205,9 @@ def the_silence_of_an_idle_stream_counts() -> Iterator[None]:
 # Which incarnation writes, and from where
 
 
-@caught_by(_OWNED("who_begins_is_told_where_it_goes_on_once_that_is_durable"))
+@caught_by(_OWNED("a_producer_learns_where_it_goes_on_once_that_is_durable"))
 def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
-    """What is on its way before it may be lost, and then there is a gap."""
+    """Earlier records on their way may be lost, and then there is a gap."""
     begin = OwnedLog.begin
 
     async def early(self: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
@@ -222,7 +222,7 @@ def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
         yield
 
 
-@caught_by(_OWNED("two_incarnations_are_told_apart_wherever_they_begin"))
+@caught_by(_OWNED("two_incarnations_are_distinguished_wherever_they_begin"))
 def incarnations_of_two_proxies_have_the_same_token() -> Iterator[None]:
     """Those of the same epoch take each other's sequences, and both are acknowledged."""
     grant = Producers.grant
@@ -239,7 +239,7 @@ def incarnations_of_two_proxies_have_the_same_token() -> Iterator[None]:
     "test_an_incarnation_that_counts_nothing_goes_on_behind_what_it_wrote"
 )
 def each_stream_of_an_incarnation_counts_from_its_base() -> Iterator[None]:
-    """What it sends on a second one counts as sent again, and is acknowledged and not written."""
+    """Messages on a second stream count as sent again: acknowledged and not written."""
     handle = ProducerServer.handle
 
     def anew(self: ProducerServer, event: Event) -> Sequence[Effect]:
@@ -257,7 +257,7 @@ def each_stream_of_an_incarnation_counts_from_its_base() -> Iterator[None]:
 
 @caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
 def a_late_failure_ends_the_next_life_of_a_log() -> Iterator[None]:
-    """What a writer tells that is gone is taken for news of the log's writer by now."""
+    """A report of a former writer is taken for one of the log's writer by now."""
     lost = LogOwner.lost
 
     def by_name(self: LogOwner, name: str, log: OwnedLog, error: DLError) -> None:
@@ -269,7 +269,7 @@ def a_late_failure_ends_the_next_life_of_a_log() -> Iterator[None]:
 
 @caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
 def a_late_wish_ends_the_next_life_of_a_log() -> Iterator[None]:
-    """Somebody who waited for the lock has it, and the proxy lets go of it once more."""
+    """A writer that waited for the lock has it, and the proxy releases it once more."""
     wanted = LogOwner._wanted
 
     def by_name(self: LogOwner, name: str, log: OwnedLog, who: str) -> None:

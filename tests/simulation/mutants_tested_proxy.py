@@ -56,7 +56,7 @@ _BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order
 
 @caught_by(f"{_ACKS}::test_nothing_is_acknowledged_before_it_is_durable")
 def an_acknowledgement_is_sent_before_it_is_durable() -> Iterator[None]:
-    """What was accepted counts as durable."""
+    """Accepted records count as durable."""
     accepted = StreamAcks.accepted
 
     def early(self: StreamAcks, records: int, size_bytes: int) -> None:
@@ -83,7 +83,7 @@ def the_window_of_a_stream_is_not_bounded() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_budget.py::test_logs_that_stand_still_leave_room_for_others")
 def a_log_that_stands_still_holds_all_memory() -> Iterator[None]:
-    """Who waits for a quorum takes what other logs need."""
+    """Streams that wait for a quorum take the memory that other logs need."""
     with patch.object(ByteBudget, "_may", lambda *_: True):
         yield
 
@@ -97,7 +97,7 @@ def a_principal_holds_what_it_wants() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_rates.py::test_a_stream_to_several_logs_has_one_rate_of_its_own")
 def a_stream_has_a_rate_for_each_of_its_logs() -> Iterator[None]:
-    """What it stages for one counts for no other."""
+    """Its staged records for one log count for no other."""
 
     def anew(self: StreamRates, log: str) -> StreamRates:
         return self._rates.join(log, self._principal)
@@ -138,7 +138,7 @@ def a_zombie_proxy_judges_conditions() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_judges_nothing")
+@caught_by(f"{_ROOM}/test_owned_log.py::test_a_proxy_that_has_lost_the_log_judges_nothing")
 def a_zombie_proxy_judges_producers() -> Iterator[None]:
     """It tells of a gap, or that another incarnation writes, by what it knew when it wrote last."""
     unlooked = {name: getattr(OwnedLog, name).__wrapped__ for name in ("accept", "begin")}
@@ -146,7 +146,7 @@ def a_zombie_proxy_judges_producers() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_judges_nothing")
+@caught_by(f"{_ROOM}/test_owned_log.py::test_a_proxy_that_has_lost_the_log_judges_nothing")
 def a_zombie_without_a_segment_takes_the_log_for_its_own() -> Iterator[None]:
     """It does not mind that another writer has one open."""
     head_changed = LogAppender._head_changed
@@ -198,7 +198,7 @@ def a_proxy_gives_its_clock_as_transaction_id() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_budget.py::test_who_finds_it_full_waits_in_turn")
+@caught_by(f"{_ROOM}/test_budget.py::test_a_request_that_finds_it_full_waits_in_turn")
 def the_memory_of_all_streams_is_not_bounded() -> Iterator[None]:
     """Everything fits into it."""
     with patch.object(ByteBudget, "_fits", partialmethod(lambda self, size_bytes: True)):
@@ -289,7 +289,7 @@ def producers_are_sought_at_the_end_of_their_segment() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_begins_no_incarnation")
+@caught_by(f"{_ROOM}/test_owned_log.py::test_a_proxy_that_has_lost_the_log_begins_no_incarnation")
 def a_zombie_proxy_begins_producers() -> Iterator[None]:
     """It tells who begins there of the last record that it knew of when it wrote last."""
     begin = OwnedLog.begin
@@ -307,7 +307,7 @@ def a_zombie_proxy_begins_producers() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_draining.py::{_LET_GO}")
 def a_condition_that_finds_the_writer_closed_loses_the_log() -> Iterator[None]:
-    """A log that is let go of in good order counts as lost, for all its streams."""
+    """A log that is released in good order counts as lost, for all its streams."""
     accept_if = OwnedLog.accept_if
 
     async def losing(self: OwnedLog, *args: Any) -> Accepted:
@@ -320,9 +320,9 @@ def a_condition_that_finds_the_writer_closed_loses_the_log() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_rates.py::test_what_passes_keeps_to_the_rate")
+@caught_by(f"{_ROOM}/test_rates.py::test_passed_bytes_keep_to_the_rate")
 def a_batch_that_waited_for_its_rate_owes_nothing() -> Iterator[None]:
-    """What is taken beyond what there is counts as paid."""
+    """Tokens taken beyond the rate count as paid."""
     take = TokenBucket.take
 
     def generous(self: TokenBucket, amount: float) -> None:
@@ -335,7 +335,7 @@ def a_batch_that_waited_for_its_rate_owes_nothing() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_unconfirmed.py::test_an_entry_that_was_never_confirmed_is_never_sent")
 def rings_hold_what_is_not_confirmed() -> Iterator[None]:
-    """Whom a proxy follows a log for get entries that bookies hold and nobody was told of."""
+    """Readers of a followed log get entries that bookies hold and that no one reported."""
     follow = LedgerReader.follow
 
     async def eager(self: LedgerReader, first: int, **options: Any) -> AsyncGenerator[FollowStep]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.disks.memory import MemoryDisk
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.rounds import Upkeep
 from dlcore.ops.upkeep.redaction import Call, Redaction, RedactionState
 from dlcore.ops.upkeep.redaction_purge import Purger
 from dlcore.ops.upkeep.redaction_scan import RedactionScanner
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def forks_are_not_looked_for() -> Iterator[None]:
 
 @caught_by(f"{_PURGE}::test_copies_of_earlier_merges_and_tiers_go_too")
 def ledgers_of_earlier_merges_stay() -> Iterator[None]:
-    """What a merge has just left is deleted after its grace, long after the answer."""
+    """Ledgers that a merge has just replaced are deleted after its grace, long after the answer."""
     with patch.object(Purger, "_merged_of_log", _nothing):
         yield
 

@@ -76,7 +76,7 @@ def writers_get_no_grace() -> Iterator[None]:
 
 
 @caught_by(
-    f"{_ROOM}/test_service.py::test_a_writer_is_not_fenced_for_a_bookie_that_nobody_could_replace"
+    f"{_ROOM}/test_service.py::test_a_writer_is_not_fenced_for_a_bookie_without_a_replacement"
 )
 def writers_are_fenced_for_nothing() -> Iterator[None]:
     """Section 5: a writer is fenced although no one could take the lost bookie's place."""
@@ -85,7 +85,7 @@ def writers_are_fenced_for_nothing() -> Iterator[None]:
 
 
 @caught_by(
-    f"{_ROOM}/test_joining.py::test_who_joined_is_kept_out_where_the_ledger_changed_meanwhile"
+    f"{_ROOM}/test_joining.py::test_a_joined_bookie_is_kept_out_where_the_ledger_changed_meanwhile"
 )
 def who_joins_undoes_what_changed_meanwhile() -> Iterator[None]:
     """A ledger is enlarged as it was when its entries were copied, whatever is stored now.
@@ -105,7 +105,7 @@ def who_joins_undoes_what_changed_meanwhile() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_joining.py::test_bookies_that_come_back_join")
 def bookies_that_come_back_are_not_noticed() -> Iterator[None]:
-    """What began small stays so until the next audit, minutes later."""
+    """A ledger that began small stays so until the next audit, minutes later."""
     with patch.object(Shortage, "has_eased", lambda *_: False):
         yield
 
@@ -161,10 +161,10 @@ def a_bookie_that_is_back_loses_its_place() -> Iterator[None]:
     swap = LedgerRepairer._swap
 
     async def blind(self: LedgerRepairer, *about: Any) -> bool:
-        async def nobody() -> list[Any]:
+        async def no_bookies() -> list[Any]:
             return []
 
-        with patch.object(self._context.registry, "get_bookies", nobody):
+        with patch.object(self._context.registry, "get_bookies", no_bookies):
             return await swap(self, *about)
 
     with patch.object(LedgerRepairer, "_swap", blind):
@@ -266,11 +266,11 @@ def a_restored_metadata_store_loses_everybody() -> Iterator[None]:
     look = BookieAudit.look
 
     def count(self: BookieAudit, *, registered: Any, **about: Any) -> Any:
-        class Nobody(list[Any]):
+        class NoBookies(list[Any]):
             def __bool__(self) -> bool:
                 return True
 
-        return look(self, registered=registered or Nobody(), **about)
+        return look(self, registered=registered or NoBookies(), **about)
 
     with patch.object(BookieAudit, "look", count):
         yield
@@ -408,11 +408,12 @@ def a_decommission_asks_for_no_proof() -> Iterator[None]:
 
     async def blind(self: Maintenance, name: str, *, incarnation: str) -> None:
         store = self._context.store
+        multi = store.multi
 
-        async def multi(ops: Any) -> None:
-            await store.delete(ops[-1].path)
+        async def unproved(ops: Any) -> None:
+            await multi(ops[-1:])
 
-        with patch.object(store, "multi", multi):
+        with patch.object(store, "multi", unproved):
             await delete(self, name, incarnation=incarnation)
 
     with patch.object(Maintenance, "_delete_cookie", blind):

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogKey
 
 _BUDGET = "bookie/test_read_budget.py::test_{}".format
-_TURNS = "bookie/test_turns.py::test_who_asks_for_little_comes_before_those_that_always_have_more"
+_TURNS = "bookie/test_turns.py::test_a_stream_that_asks_for_little_comes_before_busy_ones"
 _LOCKS = "dlcore/log/test_broken_locks.py::test_{}".format
 _OWNERS = "dlcore/proxy/test_owners.py::test_{}".format
 
 # The bytes of a bookie that are on their way to readers
 
 
-@caught_by(_BUDGET("what_is_free_is_never_less_than_nothing"))
+@caught_by(_BUDGET("free_memory_is_never_negative"))
 def reads_take_what_is_not_free() -> Iterator[None]:
     """No caller waits for memory."""
 
@@ -42,9 +42,9 @@ def reads_take_what_is_not_free() -> Iterator[None]:
         yield
 
 
-@caught_by(_BUDGET("who_waits_gets_its_turn"))
+@caught_by(_BUDGET("a_waiting_reader_gets_its_turn"))
 def small_reads_overtake_large_ones() -> Iterator[None]:
-    """What fits into what is free is taken, whoever waits: a large entry may never be read."""
+    """An entry that fits is taken, whichever waits: a large entry may never be read."""
     wait = ReadBudget.take
 
     async def take(self: ReadBudget, size: int) -> None:
@@ -57,7 +57,7 @@ def small_reads_overtake_large_ones() -> Iterator[None]:
         yield
 
 
-@caught_by(_BUDGET("who_goes_while_it_waits_takes_nothing_along"))
+@caught_by(_BUDGET("a_reader_that_leaves_while_it_waits_takes_nothing_along"))
 def who_goes_in_its_turn_takes_bytes_along() -> Iterator[None]:
     """A caller that is cancelled in the moment when it gets its bytes never gives them back."""
 
@@ -85,7 +85,7 @@ def a_chunk_is_as_large_as_it_is_wanted() -> Iterator[None]:
 
 @caught_by(_TURNS)
 def all_connections_wait_in_one_queue() -> Iterator[None]:
-    """Who asks for little waits for all those who always have more."""
+    """A client that asks for little waits for all those that always have more."""
     wait = Turns._wait
 
     def behind(self: Turns, _: deque[Taker], taker: Taker) -> None:
@@ -116,7 +116,7 @@ def modest_connections_come_first_as_long_as_there_are_any() -> Iterator[None]:
 # Locks of owners that are gone
 
 
-@caught_by(_OWNERS("who_cannot_reach_the_one_that_should_own_a_log_is_served_here"))
+@caught_by(_OWNERS("a_client_that_cannot_reach_the_right_owner_is_served_here"))
 def a_client_that_does_not_reach_an_owner_is_proof_enough() -> Iterator[None]:
     """A lock is broken though this proxy would reach its owner."""
 
@@ -139,7 +139,7 @@ def an_owner_that_refuses_this_proxy_is_proof_enough() -> Iterator[None]:
         yield
 
 
-class _SomebodyElse:
+class _OtherClient:
     """A store that does not know its own session."""
 
     def __init__(self, store: object) -> None:
@@ -157,7 +157,7 @@ def a_lock_of_ones_own_session_is_broken() -> Iterator[None]:
 
     async def careless(self: LogStore, log: LogKey, owner: str) -> bool:
         store = self._store
-        self._store = _SomebodyElse(store)  # type: ignore[assignment]
+        self._store = _OtherClient(store)  # type: ignore[assignment]
         try:
             return await break_lock(self, log, owner)
         finally:

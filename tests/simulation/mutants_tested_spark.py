@@ -92,9 +92,9 @@ def a_log_that_comes_in_a_run_counts_as_read() -> Iterator[None]:
         )
         whole = self._snapshots
         self._snapshots = {log: each for log, each in whole.items() if each.log_id in known}
-        told = report(self)
+        outcome = report(self)
         self._snapshots = whole
-        return told
+        return outcome
 
     with patch.object(DlogStreamReader, "reportLatestOffset", silent):
         yield
@@ -111,14 +111,14 @@ def what_was_truncated_takes_room_in_a_batch() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LIMITS}::test_spark_is_told_whether_batches_are_limited")
+@caught_by(f"{_LIMITS}::test_spark_knows_whether_batches_are_limited")
 def a_limit_of_bytes_gives_way_to_a_minimum() -> Iterator[None]:
     """Spark gets no limit where both are given."""
-    with patch.object(stream, "default_read_limit", lambda limits: _told(limits)):
+    with patch.object(stream, "default_read_limit", lambda limits: _limited(limits)):
         yield
 
 
-def _told(limits: Limits) -> Any:
+def _limited(limits: Limits) -> Any:
     from dlspark.admission import default_read_limit
 
     if limits.min_records is not None:

@@ -173,7 +173,7 @@ def a_table_that_the_catalog_lacks_is_gone() -> Iterator[None]:
 
 @caught_by(f"{ICEBERG}::test_old_snapshots_go_with_what_only_they_had")
 def manifests_of_snapshots_with_a_tag_are_deleted() -> Iterator[None]:
-    """What an expired snapshot had goes, also if another one has it."""
+    """Files of an expired snapshot go, also if another one has them."""
     expire = IcebergTables._expire
 
     def all_of(self: IcebergTables) -> Any:

@@ -62,7 +62,7 @@ def a_store_that_fails_is_tried_for_ever() -> Iterator[None]:
 
 @caught_by(f"{_MACHINE}::test_other_entries_than_the_metadata_says")
 def entries_are_not_counted() -> Iterator[None]:
-    """What bookies returned is taken for what the log's metadata says that there is."""
+    """The answers of bookies are taken for the entries that the log's metadata names."""
     check = TierRun._check
 
     def content(self: TierRun, written: Any) -> Effect:
@@ -106,7 +106,7 @@ def a_first_run_is_all_of_a_segment() -> Iterator[None]:
 
 @caught_by(f"{_TIERER}::test_reads_from_any_position")
 def edges_of_cold_reads_are_whole_row_groups() -> Iterator[None]:
-    """Who reads from somewhere in a row group gets all of it."""
+    """A reader that begins within a row group gets all of it."""
     with patch.object(reading, "_within", lambda frames, _first, _last: frames):
         yield
 
@@ -163,9 +163,9 @@ def the_namespace_overrules_its_logs() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_VISITS}::test_what_is_done_is_not_read_again")
+@caught_by(f"{_VISITS}::test_a_finished_object_is_not_read_again")
 def settled_segments_are_kept_for_ever() -> Iterator[None]:
-    """What a worker knows of a log grows with its age."""
+    """The memory of a worker for a log grows with the log's age."""
 
     def advance(self: LogVisits, done: int) -> None:
         self.done = max(self.done, done)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RUNS = "bookie/test_two_ways.py::test_adds_in_runs_are_adds_one_by_one"
 _RANGES = "bookie/test_two_ways.py::test_a_range_is_what_reads_of_its_entries_are"
-_AT_ONCE = "bookie/test_two_ways.py::test_what_is_written_at_once_is_what_is_queued"
+_AT_ONCE = "bookie/test_two_ways.py::test_queued_entries_are_written_at_once"
 _HELD = (
     "bookie/test_two_ways.py::test_acknowledged_entries_are_held_whichever_way_they_were_written"
 )
@@ -34,7 +34,7 @@ _BATCHES = "dlcore/log/test_two_ways.py::test_batches_are_their_records_one_by_o
 
 @caught_by(_RUNS)
 def runs_leave_the_lac_behind() -> Iterator[None]:
-    """What an entry says of those before it counts only if the entry comes alone."""
+    """The header of an entry about earlier ones counts only if the entry comes alone."""
     add_run = Writes.add_run
 
     def careless(self: Writes, run: FrameRun) -> asyncio.Future[None] | None:

@@ -11,13 +11,13 @@ from unittest.mock import patch
 import crc32c
 
 from bookie.files import entry_reader as entry_reader_module
+from bookie.files.ledger_state import LedgerState
 from bookie.files.unsealed import UnsealedFiles
-from bookie.ledger_state import LedgerState
 from bookie.serving.receive_budget import ReceiveRoom
 from bookie.serving.session import Patience
-from dlcore.transport.client import _Reading
-from dlcore.wire import digest as digest_module, memory as memory_module
+from dlcore.wire import digest as digest_module, receive_memory as memory_module
 from dlcore.wire.assembly import Assembly, Frame
+from dlcore.wire.client import _Reading
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @caught_by("dlcore/wire/test_ends.py::test_a_big_payload_is_received_in_place")
 def a_short_read_is_taken_for_a_frame() -> Iterator[None]:
-    """What one read brought of a payload is the payload."""
+    """The first received part of a payload is taken for all of it."""
 
     def take_partial(self: Assembly) -> Frame | None:
         partial = self._partial
@@ -52,16 +52,14 @@ def what_has_begun_to_come_is_in_no_budget() -> Iterator[None]:
         yield
 
 
-@caught_by(
-    "bookie/test_receive_budget.py::test_who_stops_in_the_middle_is_given_up_while_others_wait"
-)
+@caught_by("bookie/test_receive_budget.py::test_a_stopped_sender_is_given_up_while_others_wait")
 def who_stops_in_the_middle_holds_up_the_others() -> Iterator[None]:
     """A client that is not heard of holds its memory as long as it likes."""
     with patch.object(Patience, "sends_slowly", lambda *_, **__: False):
         yield
 
 
-@caught_by("dlcore/wire/test_memory.py::test_memory_in_use_is_not_given_again")
+@caught_by("dlcore/wire/test_receive_memory.py::test_memory_in_use_is_not_given_again")
 def memory_in_use_is_received_into() -> Iterator[None]:
     """A large payload is received over one that a client still looks at."""
     with patch.object(memory_module._Kept, "is_free", lambda _: True):
@@ -88,7 +86,7 @@ def many_entries_are_sent_unread() -> Iterator[None]:
 
 @caught_by("dlcore/ledger/test_digest.py::test_frames_cut_in_the_wrong_places_are_found")
 def one_checksum_stands_for_all_frames() -> Iterator[None]:
-    """Whose the entries are, and where each ends, is not looked at when their sum is right."""
+    """The ledger and the ends of entries are ignored when their sum is right."""
 
     def headers(run: FrameRun, *_: Any) -> NDArray[Any] | None:
         if crc32c.crc32c(run.payload):
@@ -100,18 +98,14 @@ def one_checksum_stands_for_all_frames() -> Iterator[None]:
         yield
 
 
-@caught_by(
-    "bookie/test_entry_runs.py::test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone"
-)
+@caught_by("bookie/test_entry_runs.py::test_doubt_about_one_entry_makes_each_one_checked_alone")
 def entries_that_come_together_pass_the_fence() -> Iterator[None]:
     """Only a single add is refused on a fenced ledger."""
     with patch.object(LedgerState, "accepts", lambda *_, **__: True):
         yield
 
 
-@caught_by(
-    "dlcore/transport/test_client.py::test_a_read_that_is_not_answered_ends_by_the_read_time_out"
-)
+@caught_by("dlcore/wire/test_client.py::test_a_read_that_is_not_answered_ends_by_the_read_time_out")
 def reads_are_waited_for_for_ever() -> Iterator[None]:
     """Section 3.1: a bookie that lives and does not answer holds up recovery, however long."""
     wait = _Reading.next

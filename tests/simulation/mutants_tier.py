@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def objects_are_not_read_back() -> Iterator[None]:
-    """What a store was given is what it has, so the next object is written at once."""
+    """A store has what was written to it: the next object is written at once."""
     handle = TierRun.handle
 
     def trusting(self: TierRun, event: Event) -> Effect:
@@ -98,7 +98,7 @@ def a_segment_is_looked_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def young_segments_go_too() -> Iterator[None]:
-    """What is completed goes, however many still read it."""
+    """Completed objects go, however many readers they have."""
     look_at = tier_visits.look_at
 
     def eager(head: Any, ends: Any, rule: Any, **more: Any) -> Any:
@@ -122,7 +122,7 @@ def footers_are_not_read_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sequence_ids_are_counted_within_the_segment() -> Iterator[None]:
-    """Who reads objects by other means than dlog finds other numbers than readers of the log."""
+    """A reader of objects by other means than dlog finds other numbers than readers of the log."""
     start_of = tierer._start_of
 
     def first(stored: Any, run: Any) -> Any:
@@ -156,7 +156,7 @@ def objects_that_are_being_written_are_stray() -> Iterator[None]:
 
 @contextlib.contextmanager
 def objects_of_other_attempts_are_kept() -> Iterator[None]:
-    """What a ledger might have named, and does not, stays for ever."""
+    """Objects that a ledger might have named, and does not, stay for ever."""
     is_stray = strays._is_stray
 
     def lenient(url: str, token: str, path: str, node: Any) -> bool:
@@ -168,7 +168,7 @@ def objects_of_other_attempts_are_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def strays_are_not_looked_for() -> Iterator[None]:
-    """What dead workers wrote, and what truncated segments leave, stays for ever."""
+    """Objects of dead workers and of truncated segments stay for ever."""
 
     async def none(*_: Any, **__: Any) -> int:
         return 0

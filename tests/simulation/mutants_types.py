@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def schema_changes_are_not_guarded() -> Iterator[None]:
-    """Of two changes of a schema that meet the later one writes over the other."""
+    """The later of two changes of a schema that meet writes over the other."""
 
     async def blind(
         self: LogStore, log: LogKey, change: Callable[[LogSchema], LogSchema]
@@ -85,7 +85,7 @@ def columns_of_others_are_dropped() -> Iterator[None]:
 
 @contextlib.contextmanager
 def the_type_that_came_last_counts() -> Iterator[None]:
-    """A column gets narrower when somebody asks for less than another one did."""
+    """A column gets narrower when a client asks for less than another one did."""
     with patch.object(schema_module, "_join_leaves", lambda _, other: other):
         yield
 
@@ -103,7 +103,7 @@ def readers_keep_the_schema_that_they_opened_with() -> Iterator[None]:
 
 @contextlib.contextmanager
 def entries_are_read_by_the_latest_schema() -> Iterator[None]:
-    """What was written before a change of the schema is decoded by what it became."""
+    """Rows written before a change of the schema are decoded by the later one."""
     with patch.object(EntrySchemas, "of", lambda self, _: self.latest):
         yield
 

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.serving import session as session_module
-from bookie.serving.writes_in_flight import WritesInFlight
+from bookie.serving.in_progress import WritesInFlight
 from dlcore.base.errors import DLError, NoSuchEntryError
-from dlcore.transport.session import ClientSession, EndRead
 from dlcore.wire.bookie_end import Greeting
 from dlcore.wire.client_end import ClientEnd, Stored, Welcomed
 from dlcore.wire.keepalive import Keepalive
+from dlcore.wire.session import ClientSession, EndRead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from dlcore.transport.session import Effect
     from dlcore.wire.messages import Hello, Welcome
+    from dlcore.wire.session import Effect
 
 
 @contextlib.contextmanager
 def answers_go_to_the_wrong_request() -> Iterator[None]:
-    """What is durable is taken to be what was sent last."""
+    """The last sent entry is taken for durable."""
 
     def store(self: ClientEnd[Any, Any], request_ids: Sequence[int]) -> Stored[Any]:
         return Stored([self.writes.popitem()[1] for _ in request_ids if self.writes])
@@ -85,7 +85,7 @@ def half_open_connections_are_not_noticed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_lost_connection_is_a_no() -> Iterator[None]:
-    """What was not answered when the connection broke is not held."""
+    """Entries unanswered when the connection broke count as not held."""
 
     def end_all(self: ClientSession[Any], error: DLError) -> list[Effect[Any]]:
         denied = NoSuchEntryError("the connection broke")

@@ -127,7 +127,7 @@ class Plan:
     kept_down: int = 0
     """How many bookies are down from the beginning until everything heals."""
     scene: str = ""
-    """What is played in place of the usual writers; see `scenes.py`."""
+    """The scene played in place of the usual writers; see `scenes.py`."""
 
     @property
     def losses_max(self) -> int:
@@ -138,7 +138,7 @@ class Plan:
 _WIRE_SHARE = 0.5
 _LOGS_SHARE = 1 / 2
 _PROXIES_SHARE = 1 / 3
-"""Of all plans, so of two thirds of those with logs."""
+"""The share of all plans, therefore two thirds of those with logs."""
 _LIFE_SHARE = 0.5
 _TYPES_SHARE = 0.5
 _CONSUMERS_SHARE = 0.5
@@ -146,13 +146,13 @@ _REMOTES_SHARE = 0.5
 _SINKS_SHARE = 0.4
 _ENCRYPTED_SHARE = 0.25
 _RULES_SHARE = 0.5
-"""Of the plans with proxies."""
+"""The share of the plans with proxies."""
 _TIER_SHARE = 0.4
-"""Of the plans with logs."""
+"""The share of the plans with logs."""
 _TABLES_SHARE = 0.5
-"""Of the plans with a tier."""
+"""The share of the plans with a tier."""
 _REDACTIONS_SHARE = 0.5
-"""Of the plans with logs, without encryption and without proxies."""
+"""The share of the plans with logs, without encryption and without proxies."""
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
@@ -194,7 +194,7 @@ def _with_some_shape(plan: Plan, fate: random.Random) -> Plan:
 def draw_usual_plan(rng: random.Random) -> Plan:
     """Draw a plan of ledgers, in which bookies that are down come back soon, unless they are lost.
 
-    What shape the plan gets beside that is drawn apart: seeds of a focus, which has its own shape,
+    The further shape of the plan is drawn apart: seeds of a focus, which has its own shape,
     play what they played whatever the shares of shapes are.
     """
     ensemble, write, ack = rng.choice(QUORUMS)
@@ -250,7 +250,7 @@ def with_one_kept_down(plan: Plan, *, has_logs: bool) -> Plan:
 def with_logs(plan: Plan) -> Plan:
     """Return a plan with logs, whose ledgers come and go.
 
-    So many are deleted at once that no brake may hold them, and grace is told by clocks that agree.
+    A mass of logs is deleted at once: no brake may hold them, and grace follows clocks that agree.
     """
     garbage = replace(plan.storage.garbage, brake_count=10_000)
     return replace(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from bookie.disks.memory import MemoryDisk
 from bookie.membership.identity import begin_life, establish_identity
 from bookie.membership.registration_driver import Registrar
 from bookie.storage.ledger_storage import LedgerStorage
@@ -24,6 +23,7 @@ from dlcore.base.errors import (
 )
 from dlcore.metadata.port import Delete
 from dlcore.wire.digest import decode_frame
+from tests.fixtures.memory_disk import MemoryDisk
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.endings import bury, kill
 from tests.simulation.housekeeping import Housekeeping
@@ -52,9 +52,9 @@ _RETRY_S = 0.5
 _PEER_TIMEOUT_S = 2.0
 DISK_BYTES = 1 << 26
 MADE_TO_FAIL = "made to fail"
-"""What injected errors say."""
+"""The text of injected errors."""
 _OWN_BYTES = 16 << 10
-"""What a bookie may have on its way to disk beside entries: marks, fences, garbage."""
+"""The records that a bookie may be writing beside entries: marks, fences, garbage."""
 _EXTRA_FILES = 4
 """Handles beyond the limit that a pass of reading or writing may hold for a moment."""
 
@@ -95,7 +95,7 @@ class SimBookie:
         self.is_damaged = False
         """Whether something durable on its disk was damaged: then it may refuse to start."""
         self.is_without_its_disk = False
-        """Whether its disk was replaced and nobody has told the cluster yet."""
+        """Whether its disk was replaced and the cluster does not know it yet."""
         self.is_kept_down = False
         """Whether it does not start before everything heals."""
         self.is_spent = False
@@ -262,7 +262,7 @@ class SimBookie:
         is_refusal = isinstance(
             error, BookieStorageError | ConfigurationError | CorruptMetadataError
         )
-        # With an empty disk it is refused until the cluster has been told, and not longer; then a
+        # With an empty disk it is refused until the cluster knows it, and not longer; then a
         # disk without any room keeps it from beginning.
         is_new = set(self.disk.names()) <= {"cookie.new"}
         is_passing = is_new and not self.is_without_its_disk
@@ -357,7 +357,7 @@ class SimBookie:
         self._keep(self._loop.create_task(session.aclose()))
 
     def replace_disk(self) -> None:
-        """Lose power and the disk for good; the new one is empty, and nobody was told."""
+        """Lose power and the disk for good; the new one is empty, without a report."""
         self.crash(keep_cache=False)
         self._note("lost its disk")
         self.is_without_its_disk = True

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import DLError, ProxyUnavailableError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.needs import Need
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 PROXIED = ("p", "q")
 """The logs that are written through proxies in a run that has them."""
 _KNOWN_MAX = 3
-"""Of so many locations clients know, the latest; some are of proxies that are gone."""
+"""Clients know so many of the latest locations; some are of proxies that are gone."""
 _PRODUCERS = 3
 _CONDITIONALS = 2
 _STAGERS = 2
@@ -188,7 +188,7 @@ class Proxy:
         call = asyncio.current_task()
         assert call is not None
         if self._has_ended:
-            raise ProxyUnavailableError(f"nobody serves at {self.location} any more")
+            raise ProxyUnavailableError(f"no proxy serves at {self.location} any more")
         self._calls[call] = None
         try:
             if self._gate is None:
@@ -367,7 +367,7 @@ class Proxies:
     # What clients see of them
 
     def some_location(self) -> str:
-        """Return a location where somebody serves, or served, if there is one."""
+        """Return a location where a proxy serves, or served, if there is one."""
         return self.rng.choice(self.locations() or [""])
 
     def locations(self) -> list[str]:
@@ -378,7 +378,7 @@ class Proxies:
         """Return the proxy that serves at a location, or did last.  Raises:
         ProxyUnavailableError."""
         if location not in self._at:
-            raise ProxyUnavailableError(f"nobody serves at {location}")
+            raise ProxyUnavailableError(f"no proxy serves at {location}")
         return self._at[location]
 
     def note(self, who: str, what: str) -> None:
@@ -447,6 +447,6 @@ class Proxies:
             await asyncio.wait([giving])
 
     def check_whole(self) -> None:
-        """Judge what clients were told, once everything that there is was read."""
+        """Judge the answers to clients, once everything that there is was read."""
         self.checkers.check_whole()
         self.count("proxied record", self.checkers.delivered_count)

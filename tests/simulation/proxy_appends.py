@@ -152,7 +152,7 @@ class Stager:
         call = self._some_proxy().put(self.name)
         try:
             call.send(first_message(command))
-            await self._told(call)
+            await self._reply(call)
             for row in range(_ROWS_MAX):
                 if self._rng.random() < _DEATH_CHANCE:
                     raise ProxyUnavailableError("died while it staged")
@@ -161,10 +161,10 @@ class Stager:
                         await asyncio.wait_for(call.room(), PATIENCE_S)
                         call.send(payload_message(payloads[row : row + 1], {"log": log}))
             call.done_writing()
-            told = await self._told(call)
-            if "refused" in told:
-                await self._told(call)
-            return msgspec.convert(told["staged"], list[StagedExtent])
+            reply = await self._reply(call)
+            if "refused" in reply:
+                await self._reply(call)
+            return msgspec.convert(reply["staged"], list[StagedExtent])
         finally:
             call.cancel()
 
@@ -185,19 +185,19 @@ class Stager:
     async def _ask(self, action: str, request: AppendRequest) -> dict[str, Any]:
         call = self._some_proxy().ask(self.name, action, msgspec.json.encode(request))
         try:
-            return await self._told(call)
+            return await self._reply(call)
         finally:
             call.cancel()
 
-    async def _told(self, call: Call) -> dict[str, Any]:
+    async def _reply(self, call: Call) -> dict[str, Any]:
         """Return what a proxy says next.  Raises: why it says no more; TimeoutError."""
         # It gives up early, so that others append meanwhile; in the end it has to come to its end.
         patience_s = QUIET_S if self._proxies.is_ending else PATIENCE_S
         message = await asyncio.wait_for(call.take(), patience_s)
         if isinstance(message, End):
             raise message.error or ProxyUnavailableError("the call ended without an answer")
-        told: dict[str, Any] = json.loads(getattr(message, "app_metadata", message))
-        return told
+        reply: dict[str, Any] = json.loads(getattr(message, "app_metadata", message))
+        return reply
 
     def _some_proxy(self) -> Proxy:
         return self._proxies.at(self._proxies.some_location())

@@ -1,4 +1,4 @@
-"""Invariants of proxies, judged by what their clients were told and what the logs hold.
+"""Invariants of proxies, judged by the answers to their clients and by the logs.
 
 A producer numbers its records, and sends one that was not acknowledged again.  If it does not tell
 proxies the numbers, the bytes say in which stream a record was sent, so that every copy of it is a
@@ -30,7 +30,7 @@ _ANYWHERE = DLSN(2**62, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Known:
     """A record was acknowledged: its bytes, and a position which it is not above."""
 
     payload: bytes
@@ -39,31 +39,31 @@ class _Told:
 
 @dataclass(slots=True)
 class Produced:
-    """One producer of one log, and what it was told of its records, by their numbers."""
+    """One producer of one log, and the answers about its records, by their numbers."""
 
     log_id: str
     name: str
-    told: dict[int, _Told] = field(default_factory=dict)
+    known: dict[int, _Known] = field(default_factory=dict)
     conditions: dict[tuple[bytes, ...], list[DLSN | None]] = field(default_factory=dict)
-    """Of records that are written together: behind which they may be."""
+    """For records written together: the records that they may follow."""
 
     def on_durable(self, records: Iterable[tuple[int, bytes]]) -> None:
         """It learns that these are durable, and not where."""
         for number, payload in records:
-            self.told.setdefault(number, _Told(payload, _ANYWHERE))
+            self.known.setdefault(number, _Known(payload, _ANYWHERE))
 
     def on_gap(self, error: SequenceGapError) -> None:
         """P1: it learns that it left something out, and it leaves out what was acknowledged."""
-        require(ACKNOWLEDGED, holds=False, message=f"{self.name} is told of a gap: {error}")
+        require(ACKNOWLEDGED, holds=False, message=f"{self.name} learns of a gap: {error}")
 
 
 @dataclass(slots=True)
 class _Condition:
-    """Of records that are written together: behind which record, None: as the log's first."""
+    """For records written together: the record before them, None: they are the log's first."""
 
     expected: DLSN | None
     acknowledged: DLSN | None
-    """The highest position that anybody was told when it was asked."""
+    """The highest position that any client knew when it was asked."""
 
 
 class Stream:
@@ -78,7 +78,7 @@ class Stream:
         self.acked = 0
 
     def expect(self, last: DLSN | None) -> None:
-        """What it is going to send is to be written if this is the log's last record."""
+        """Its next batch shall be written if this is the log's last record."""
         self._condition = _Condition(last, self._logs.acknowledged(self._produced.log_id))
 
     def on_send(self, records: Sequence[tuple[int, bytes]]) -> None:
@@ -99,7 +99,7 @@ class Stream:
             and last != asked.expected
             and (asked.acknowledged is None or (last is not None and last >= asked.acknowledged))
             and not self.acked,
-            message=f"{self._produced.name} is told that the last record is at {last}, and asked "
+            message=f"{self._produced.name} learns that the last record is at {last}, and asked "
             f"{asked}",
         )
         payloads = [payload for _, payload in self._sent]
@@ -122,8 +122,8 @@ class Stream:
         news, self.acked = self._sent[self.acked : count], count
         if dlsn is not None:
             self._writing.on_acknowledged([news[-1][1]], dlsn)
-        told = dlsn or _ANYWHERE
-        self._produced.told |= {number: _Told(payload, told) for number, payload in news}
+        at = dlsn or _ANYWHERE
+        self._produced.known |= {number: _Known(payload, at) for number, payload in news}
         return [number for number, _ in news]
 
     def on_good_end(self) -> None:
@@ -138,7 +138,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Delivered:
-    """What one reader gets through proxies: what it asked for, and the positions that it got.
+    """One reader through proxies: its request, and the positions that it got.
 
     `txid` or `sequence_id` is what it asked for, if its start was no position; one that
     `begins_late` does so wherever the log ended.
@@ -151,7 +151,7 @@ class Delivered:
     begins_late: bool
     end: DLSN | None
     next: str | None = None
-    """Where it was told to go on."""
+    """The position at which it shall go on."""
     got: list[DLSN] = field(default_factory=list)
 
     def on_record(
@@ -200,13 +200,13 @@ class ProxyCheckers:
         """P1: what was acknowledged is there, in the order of its numbers, unless truncated."""
         truncated, places = self.logs.truncated(produced.log_id), self.logs.known(produced.log_id)
         before = (-1, DLSN.INITIAL)
-        for number, told in sorted(produced.told.items()):
-            place = places.get(told.payload)
+        for number, known in sorted(produced.known.items()):
+            place = places.get(known.payload)
             if place is None:
-                lost = told.at_most >= truncated and (
+                lost = known.at_most >= truncated and (
                     truncated == DLSN.INITIAL or before[1] >= truncated
                 )
-                message = f"{told.payload!r} was acknowledged, and is not in the log"
+                message = f"{known.payload!r} was acknowledged, and is not in the log"
                 require(ACKNOWLEDGED, holds=not lost, message=f"{produced.name}: {message}")
                 continue
             dlsn = place[0]
@@ -218,9 +218,9 @@ class ProxyCheckers:
             )
             require(
                 ACKNOWLEDGED,
-                holds=dlsn <= told.at_most,
+                holds=dlsn <= known.at_most,
                 message=f"{produced.name}: record {number} is at {dlsn}, and was acknowledged up "
-                f"to {told.at_most}",
+                f"to {known.at_most}",
             )
             before = (number, dlsn)
 

@@ -43,7 +43,7 @@ QUIET_S = 20.0
 """A call that says nothing for so long is broken: a client cannot know whether its proxy is gone.
 A proxy that stages needs several answers of a slow metadata store before it says anything."""
 _RECORDS_MAX = 150
-"""Of one producer."""
+"""The names of one producer."""
 _TELLING_SHARE = 0.6
 _COLUMNS = ("value", "dlsn", "txid", "sequence_id", "timestamp", "log")
 SCHEMA = pa.schema([("value", pa.binary())])
@@ -139,7 +139,7 @@ class Producer:
 
     def _on_refused(self, stream: Stream, error: ConditionFailedError) -> None:
         """A condition does not hold."""
-        raise AssertionError("it told none") from error
+        raise AssertionError("it had none") from error
 
     def _check_end(self, end: End, location: str) -> None:
         """P4: a client is never sent on to where it asked.  Raises: the error that ended the
@@ -148,7 +148,7 @@ class Producer:
             require(
                 LEADS_ON,
                 holds=end.error.location != location,
-                message=f"{self.name} asked {location}, and was told: {end.error}",
+                message=f"{self.name} asked {location}, and got: {end.error}",
             )
         if end.error is not None:
             raise end.error
@@ -219,12 +219,12 @@ class Producer:
             message = await call.take()
             if isinstance(message, End):
                 return message
-            told = json.loads(message.app_metadata)
-            if "draining" in told:
+            reply = json.loads(message.app_metadata)
+            if "draining" in reply:
                 call.done_writing()
                 continue
-            dlsn = told["dlsn"] and DLSN.parse(told["dlsn"])
-            for number in stream.on_ack(told["acked"], dlsn):
+            dlsn = reply["dlsn"] and DLSN.parse(reply["dlsn"])
+            for number in stream.on_ack(reply["acked"], dlsn):
                 del self._waiting[number]
             self._on_acknowledged(dlsn)
 
@@ -328,7 +328,7 @@ class Reader:
                     continue
                 count -= 1
                 self._on_rows(ticket.log, decoder.decode(data), delivered)
-                delivered.next = json.loads(data.told.app_metadata)["next"]
+                delivered.next = json.loads(data.data.app_metadata)["next"]
                 if pause_s and rng.random() < 0.3:
                     await asyncio.sleep(rng.uniform(0.0, 2 * pause_s))
         finally:

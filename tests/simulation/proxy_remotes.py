@@ -1,9 +1,9 @@
 """Programs that write over proxies by the real client: its writer with the outbox, its appends.
 
 Each writes under a name of its own, which it keeps when it starts again, or under one that is made
-for each writer.  It numbers its records as the client does, so that one that starts again goes on
-where it is told.  Proxies die and pause, streams break, writers are silent until logs forget them,
-stop, and leave records behind.  In between the program reads back what it committed, takes
+for each writer.  It numbers its records as the client does: one that starts again goes on after
+its acknowledged records.  Proxies die and pause, streams break, writers are silent until logs
+forget them, stop, and leave records behind.  In between the program reads back its commits, takes
 snapshots and reads what they name.  It knows logs by handles that outlive a change of names.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tests.simulation.proxies import Proxies
 
 _RECORDS_MAX = 120
-"""Of one program."""
+"""The logs of one program."""
 _NAMED_SHARE = 0.5
 
 
@@ -196,7 +196,7 @@ class Program:
     # Appends to several logs
 
     async def _append(self, calls: Calls) -> None:
-        """Append to some logs at once, the same until a proxy told what became of it."""
+        """Append to some logs at once, the same until a proxy reported the result."""
         rng, append = self._rng, (self.name, self._appends)
         if not self._rows:
             names = rng.sample(self._names[:2], rng.randint(1, 2))
@@ -237,11 +237,11 @@ class Program:
         for _ in range(self._rng.choice((1, 3))):
             looking = self._proxies.checkers.snapshots.begin(self._names)
             found = await snapshots.take(self._names)
-            looking.on_told(found)
+            looking.on_answered(found)
             self._proxies.count("remote snapshot")
-            told = [each for each in found.values() if each is not None]
-            if told and self._rng.random() < 0.7:
-                await self._scan(calls, self._rng.choice(told))
+            given = [each for each in found.values() if each is not None]
+            if given and self._rng.random() < 0.7:
+                await self._scan(calls, self._rng.choice(given))
             await asyncio.sleep(self._rng.expovariate(3.0))
 
     async def _scan(self, calls: Calls, snapshot: LogSnapshot) -> None:

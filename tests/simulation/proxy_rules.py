@@ -10,8 +10,8 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.access.principals import Principal, Proof
-from dlcore.access.rights import Right, Rule, Scope
+from dlcore.base.access.principals import Principal, Proof
+from dlcore.base.access.rights import Right, Rule, Scope
 from dlcore.base.errors import AccessDeniedError, DLError
 from dlcore.flight.tickets import Ticket
 from dlcore.proxy.callers import Callers, Stay
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.simulation.logs import Logs
     from tests.simulation.proxies import Proxies
 
-NOBODY_UNASKED = "A1 NobodyPassesWithoutARight"
+NONE_UNASKED = "A1 NoCallPassesWithoutARight"
 ONLY_THE_DENIED = "A2 OnlyTheDeniedAreRefused"
 ENDED_SOON = "A3 StreamsEndWithTheirRight"
 _ENDED_S = {"DoGet": 1.5, "DoPut": 5.0}
@@ -86,7 +86,7 @@ class ChangingRules:
         rules = process.namespace.access_rules
         stored = await rules.read()
         await rules.change(add=denials, remove=[rule for rule in removed if rule in stored])
-        process.note(f"denies {'; '.join(map(str, denials)) or 'nobody'}")
+        process.note(f"denies {'; '.join(map(str, denials)) or 'none'}")
         self._logs.world.faults["changed rules"] += 1
 
     async def give_back(self, process: LogProcess) -> None:
@@ -137,8 +137,8 @@ class GateKept:
             async with self._keeper.enter(context, entrance) as entry:  # type: ignore[arg-type]
                 await serve(entry)
         except AccessDeniedError as error:
-            (told,) = context.auth_context()["x509_common_name"]
-            name = told.decode()
+            (common_name,) = context.auth_context()["x509_common_name"]
+            name = common_name.decode()
             require(
                 ONLY_THE_DENIED,
                 holds=name in self._rules.denied,
@@ -188,11 +188,9 @@ class Stranger:
     async def _try(self, begin: Callable[[], Call]) -> None:
         call = begin()
         try:
-            told = await asyncio.wait_for(call.take(), PATIENCE_S)
-            is_refused = isinstance(told, End) and told.error is not None
-            require(
-                NOBODY_UNASKED, holds=is_refused, message=f"{self.name} was answered {told!r:.200}"
-            )
+            answer = await asyncio.wait_for(call.take(), PATIENCE_S)
+            is_refused = isinstance(answer, End) and answer.error is not None
+            require(NONE_UNASKED, holds=is_refused, message=f"{self.name} got {answer!r:.200}")
             self._proxies.count("stranger refused")
         finally:
             call.cancel()

@@ -54,13 +54,13 @@ class RedactionCheckers:
         self._persons[payload] = person
 
     def on_acknowledged(self, payload: bytes, dlsn: DLSN) -> None:
-        """Somebody was told that a row is at this position."""
+        """A client learned that a row is at this position."""
         self._acknowledged[payload] = dlsn
         known = self._rows.get(dlsn, payload)
         require(
             OTHERS,
             holds=known == payload,
-            message=f"{payload!r} is told to be at {dlsn}: {known!r}",
+            message=f"{payload!r} is reported at {dlsn}: {known!r}",
         )
 
     def on_begin(self, person: int) -> frozenset[bytes]:
@@ -69,7 +69,7 @@ class RedactionCheckers:
         return frozenset(each for each in self._places if self._persons[each] == person)
 
     def on_purged(self, owed: Iterable[bytes], bookies: Sequence[SimBookie]) -> None:
-        """R1: somebody was told that no file has the rows any more."""
+        """R1: a client learned that no file has the rows any more."""
         self.purged |= frozenset(owed)
         self._require_gone(bookies)
 
@@ -105,7 +105,7 @@ class RedactionCheckers:
             require(
                 OTHERS,
                 holds=person is None and (known is None or self._persons[known] in self._begun),
-                message=f"{known!r} at {place} is null, and nobody redacts it",
+                message=f"{known!r} at {place} is null, and no client redacts it",
             )
         else:
             require(
@@ -127,7 +127,7 @@ class RedactionCheckers:
 
 
 class PrivateReading:
-    """What one reader gets, from the log's start on; it may have read ahead before a redaction."""
+    """The records of one reader from the log's start on; it may read ahead before a redaction."""
 
     def __init__(self, checkers: RedactionCheckers) -> None:
         self._checkers = checkers

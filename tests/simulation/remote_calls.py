@@ -40,7 +40,7 @@ class Calls(Endpoint):
         self._name = name
         locations = proxies.locations()
         if not locations:
-            raise ProxyUnavailableError("nobody serves yet")
+            raise ProxyUnavailableError("no proxy serves yet")
         proxies.rng.shuffle(locations)
         addresses = ",".join(each.removeprefix("grpc://") for each in locations)
         super().__init__(f"grpc://{addresses}", patience_s=2 * PATIENCE_S)
@@ -128,12 +128,12 @@ def _result(body: bytes) -> bytes:
 
 def _status_of(error: BaseException) -> grpc.aio.AioRpcError:
     """Return an error as gRPC's client sees it."""
-    told = error if isinstance(error, DLError) else ProxyUnavailableError("it is silent")
+    failure = error if isinstance(error, DLError) else ProxyUnavailableError("it is silent")
     return grpc.aio.AioRpcError(
-        grpc.StatusCode[code_of(told)],
+        grpc.StatusCode[code_of(failure)],
         grpc.aio.Metadata(),
-        grpc.aio.Metadata(*metadata_of(told)),
-        details=message_of(told),
+        grpc.aio.Metadata(*metadata_of(failure)),
+        details=message_of(failure),
     )
 
 

@@ -1,4 +1,4 @@
-"""Invariants of programs over proxies: what their writers are told, and what snapshots tell them.
+"""Invariants of programs over proxies: the answers to their writers, and their snapshots.
 
 A program numbers its records from 0 for each log and name.  The bytes of a record are those of its
 number, so a record that is in the log twice is found by the checkers of logs.
@@ -31,7 +31,7 @@ FORGOTTEN_S = 3.0
 
 
 class Remote:
-    """What one producer of a log wrote, over all writers of its name, and what it was told."""
+    """The records of one producer of a log, over all writers of its name, and the answers."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Remote:
 
     def on_begin(self, next_sequence: int) -> None:
         """P1: a writer of its name goes on behind all that was acknowledged, and was written."""
-        told = max(self._produced.told, default=-1)
+        known = max(self._produced.known, default=-1)
         require(
             ACKNOWLEDGED,
-            holds=told < next_sequence <= self._sent,
+            holds=known < next_sequence <= self._sent,
             message=f"{self._name} goes on with record {next_sequence} of log {self._key.name}, "
-            f"wrote {self._sent} before, and {told} was acknowledged",
+            f"wrote {self._sent} before, and {known} was acknowledged",
         )
-        left = (each for each in range(next_sequence) if each not in self._produced.told)
+        left = (each for each in range(next_sequence) if each not in self._produced.known)
         self._produced.on_durable((each, self._payload(each)) for each in left)
         self._writing = self._logs.new_writing(self._key.log_id, self._key.name)
         self._next = next_sequence
@@ -103,7 +103,7 @@ class Remote:
 
     def durable(self) -> list[bytes]:
         """Return the records that it knows to be durable."""
-        return [each.payload for each in self._produced.told.values()]
+        return [each.payload for each in self._produced.known.values()]
 
     def on_read_back(self, written: Sequence[bytes], reading: Reading) -> None:
         """P3: a reader of the log from its start after a commit gets all of it."""
@@ -125,27 +125,27 @@ class Remote:
 
 
 @dataclass(slots=True)
-class _Told:
-    """The furthest that snapshots of a log told of it."""
+class _Known:
+    """The furthest bounds in snapshots of a log."""
 
     first: DLSN = DLSN.INITIAL
     end: DLSN = DLSN.INITIAL
 
 
 class SnapshotCheckers:
-    """What all snapshots told that anybody took through proxies."""
+    """The content of all snapshots that clients took through proxies."""
 
     def __init__(self, logs: LogCheckers) -> None:
         self.logs = logs
-        self._told: dict[str, _Told] = {}  # by log id
+        self._known: dict[str, _Known] = {}  # by log id
 
     def begin(self, names: Sequence[str]) -> Looking:
         """A client is going to ask for snapshots."""
         return Looking(self, names)
 
-    def told(self, log_id: str) -> _Told:
+    def known(self, log_id: str) -> _Known:
         """Return how far snapshots went."""
-        return self._told.setdefault(log_id, _Told())
+        return self._known.setdefault(log_id, _Known())
 
     def on_scanned(self, snapshot: LogSnapshot, reading: Reading) -> None:
         """P3: a reader got all that a snapshot names, and nothing else."""
@@ -173,12 +173,12 @@ class Looking:
         self._ids = dict(logs.life.names)
         self._renames = len(logs.life.renamed)
         self._floors = {
-            log_id: (checkers.told(log_id).first, checkers.told(log_id).end, logs.end(log_id))
+            log_id: (checkers.known(log_id).first, checkers.known(log_id).end, logs.end(log_id))
             for log_id in self._ids.values()
         }
 
-    def on_told(self, found: Mapping[str, LogSnapshot | None]) -> None:
-        """P3: they are of the logs that have the names, and none is behind what was told before.
+    def on_answered(self, found: Mapping[str, LogSnapshot | None]) -> None:
+        """P3: they are of the logs that have the names, and none is behind an earlier one.
 
         A caller that asked for them after a record was acknowledged, or shown, finds it in them.
         """
@@ -187,17 +187,17 @@ class Looking:
         for name in self._names:
             snapshot, log_id = found[name], self._ids.get(name)
             if not has_moved and life.names.get(name) == log_id:
-                told_id = None if snapshot is None else snapshot.log_id
+                found_id = None if snapshot is None else snapshot.log_id
                 require(
                     AS_IN_THE_LOG,
-                    holds=told_id == log_id,
-                    message=f"a snapshot of {name} is of log id {told_id}, the log is {log_id}",
+                    holds=found_id == log_id,
+                    message=f"a snapshot of {name} is of log id {found_id}, the log is {log_id}",
                 )
             if snapshot is not None:
                 self._check(snapshot)
 
     def _check(self, snapshot: LogSnapshot) -> None:
-        told = self._checkers.told(snapshot.log_id)
+        known = self._checkers.known(snapshot.log_id)
         if snapshot.log_id in self._floors:
             first, end, floor = self._floors[snapshot.log_id]
             require(
@@ -211,4 +211,4 @@ class Looking:
                 or self._checkers.logs.truncated(snapshot.log_id) >= floor,
                 message=f"{snapshot} was asked for when the log was readable up to {floor}",
             )
-        told.first, told.end = max(told.first, snapshot.first), max(told.end, snapshot.end)
+        known.first, known.end = max(known.first, snapshot.first), max(known.end, snapshot.end)

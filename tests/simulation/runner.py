@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What came of some seeds."""
+    """The results of some seeds."""
 
     seeds: int = 0
     acks: int = 0
@@ -94,7 +94,7 @@ def run_many(
         for first in range(seeds.start, seeds.stop, _SEEDS_PER_TASK)
     ]
     total = Tally()
-    began = told = time.perf_counter()
+    began = printed = time.perf_counter()
     # Each seed makes its own loop and chance, so that it matters to none which process runs it.
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, initializer=_prepare_worker) as pool:
@@ -105,9 +105,9 @@ def run_many(
                     print(failure.explanation.splitlines()[0], flush=True)
                 if tally.failures and not keep_going:
                     break
-                if time.perf_counter() - told > _PROGRESS_S:
-                    told = time.perf_counter()
-                    rate = total.seeds / (told - began)
+                if time.perf_counter() - printed > _PROGRESS_S:
+                    printed = time.perf_counter()
+                    rate = total.seeds / (printed - began)
                     print(
                         f"{total.seeds} of {len(seeds)} seeds, {rate:.1f} a second, "
                         f"{len(total.failures)} failed",

@@ -46,7 +46,7 @@ class Act:
         self.rng.shuffle(self.members)
         self.spares = [each for each in self.world.bookies if each not in self.members]
         self.noes_needed = self.quorum.write_quorum_size - self.quorum.ack_quorum_size + 1
-        """So many bookies decide that an entry is not there."""
+        """Number of bookies that decide that an entry is not there."""
 
     def append(self, count: int = 1) -> None:
         """Append entries at once; no caller waits for them."""
@@ -119,7 +119,7 @@ class Act:
         return bookie.record is not None and (self.ledger_id, entry_id) in bookie.acknowledged
 
     def is_fenced(self, bookie: SimBookie) -> bool:
-        """Return whether a bookie has told anybody that it fenced the ledger."""
+        """Return whether a bookie has reported to any client that it fenced the ledger."""
         return bookie.record is not None and self.ledger_id in bookie.record.fenced
 
     def is_fence_complete(self) -> bool:
@@ -312,7 +312,7 @@ async def changing_recovery(act: Act) -> None:
 
 
 async def busy_takeover(act: Act) -> None:
-    """Somebody takes over from a writer that goes on writing."""
+    """Another writer takes over from one that goes on writing."""
     act.world.loop.call_later(
         act.rng.uniform(0.1, 1.5), lambda: act.start_recovery(act.new_recoverer())
     )
@@ -369,7 +369,7 @@ async def _unregister(act: Act, missed: SimBookie) -> None:
 
 
 async def published_lacs(act: Act) -> None:
-    """What is acknowledged is read at the same time, its LAC published or not, over slow links."""
+    """Acknowledged entries are read at the same time, its LAC published or not, over slow links."""
     act.world.network.slowness = 0.6
     act.start_observers(3)
     for _ in range(10):

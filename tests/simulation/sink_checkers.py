@@ -1,4 +1,4 @@
-"""Invariants of the Spark sink, judged by what drivers asked for, were told, and what logs hold.
+"""Invariants of the Spark sink, judged by the requests of drivers, their answers, and the logs.
 
 The bytes of a row say which attempt of which task staged it, so that each commit that was asked for
 has rows of its own, though they are of one batch.
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tests.simulation.log_checkers import LogCheckers
 
 BATCH_ONCE = "S1 BatchesAreThereOnceInTheirOrder"
-WHERE_TOLD = "S2 BatchesAreWhereTheirAnswersSaid"
+WHERE_ANSWERED = "S2 BatchesAreWhereTheirAnswersSaid"
 NEWEST = "S3 OnlyTheNewestRunGoesOn"
-SINK_INVARIANTS = (BATCH_ONCE, WHERE_TOLD, NEWEST)
+SINK_INVARIANTS = (BATCH_ONCE, WHERE_ANSWERED, NEWEST)
 
 
 class WriteId(NamedTuple):
@@ -42,17 +42,17 @@ class Asked:
     rows: Mapping[str, Sequence[bytes]]
     log_ids: Mapping[str, str]
     """By the names that logs had when the rows were staged."""
-    told: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
-    """Where its rows are, by the id of the log, if that was told."""
+    answered: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
+    """Where its rows are, by the id of the log, if that was reported."""
     has_failed: bool = False
-    """The driver was told that nothing of it is there, nor will be."""
+    """The driver learned that nothing of it is there, nor will be."""
 
 
 @dataclass(slots=True)
 class _Write:
     asked: list[Asked] = field(default_factory=list)
     is_committed: bool = False
-    """Somebody was told that it is there."""
+    """A driver learned that it is there."""
 
 
 class SinkCheckers:
@@ -78,12 +78,12 @@ class SinkCheckers:
         """Return the last batch of its query that is known to be committed to its target."""
         return self._newest.get((write.query, write.target), -1)
 
-    def on_told(
+    def on_answered(
         self, write: WriteId, asked: Asked, result: CommitResult | None, *, newest: int
     ) -> None:
         """S3: the driver learns that the batch is there; `newest` was so before it asked.
 
-        `result` is what the commit told of it, None if nothing had to be committed.
+        `result` is the commit's answer about it, None if nothing had to be committed.
         """
         require(
             NEWEST,
@@ -96,7 +96,7 @@ class SinkCheckers:
         self._newest[key] = max(self._newest.get(key, -1), write.batch)
         for log, (first, end) in ({} if result is None else result.logs).items():
             log_id = asked.log_ids[log]
-            asked.told[log_id] = (first, end)
+            asked.answered[log_id] = (first, end)
             last = DLSN(end.lssn, end.entry_id - 1, 0)
             self._logs.new_writing(log_id, log).on_visible(last)
 
@@ -105,13 +105,13 @@ class SinkCheckers:
         require(
             NEWEST,
             holds=may_be,
-            message=f"{write} is refused, and nobody else goes on: {error}",
+            message=f"{write} is refused, and no other goes on: {error}",
         )
 
     # In the end
 
     def check_whole(self, log_ids: Collection[str]) -> None:
-        """Judge all that was told, once the logs that there are were read whole."""
+        """Judge all answers, once the logs that there are were read whole."""
         for write_id, write in self._writes.items():
             self._check(write_id, write, log_ids)
         for log_id in log_ids:
@@ -119,7 +119,7 @@ class SinkCheckers:
 
     def _check(self, write_id: WriteId, write: _Write, log_ids: Collection[str]) -> None:
         """S1, S2: the rows of at most one of the commits are there, all of them, in their order."""
-        there = [each for each in write.asked if each.told or any(self._seen(each))]
+        there = [each for each in write.asked if each.answered or any(self._seen(each))]
         seen = [[*self._seen(each)] for each in there]
         require(
             BATCH_ONCE,
@@ -147,8 +147,8 @@ class SinkCheckers:
             )
             for log_id, payloads in asked.rows.items():
                 self._check_places(write_id, log_id, payloads)
-            for log_id, (first, end) in asked.told.items():
-                self._check_told(write_id, log_id, asked.rows[log_id], first, end)
+            for log_id, (first, end) in asked.answered.items():
+                self._check_answered(write_id, log_id, asked.rows[log_id], first, end)
 
     def _seen(self, asked: Asked) -> Iterator[bytes]:
         """Yield the rows that anybody ever read."""
@@ -167,7 +167,7 @@ class SinkCheckers:
         """Yield the rows that no one read, though their log is there and was not truncated."""
         for log_id, payloads in asked.rows.items():
             known, truncated = self._logs.known(log_id), self._logs.truncated(log_id)
-            first = asked.told.get(log_id, (DLSN.INITIAL,))[0]
+            first = asked.answered.get(log_id, (DLSN.INITIAL,))[0]
             if log_id in log_ids and first >= truncated:
                 yield from (each for each in payloads if each not in known)
 
@@ -182,18 +182,18 @@ class SinkCheckers:
             f"{[known.get(each) for each in payloads]} in log id {log_id}",
         )
 
-    def _check_told(
+    def _check_answered(
         self, write_id: WriteId, log_id: str, payloads: Sequence[bytes], first: DLSN, end: DLSN
     ) -> None:
-        """S2: where a batch was told to be are its rows, and nothing else."""
+        """S2: the reported place of a batch has its rows, and nothing else."""
         known = self._logs.known(log_id)
         there = {payload for payload, place in known.items() if first <= place[0] < end}
         seen = {each for each in payloads if each in known}
         start = known[payloads[0]][0] if payloads[0] in known else first
         require(
-            WHERE_TOLD,
+            WHERE_ANSWERED,
             holds=there == seen and start == first,
-            message=f"{write_id} was told to be at {first} … {end} of log id {log_id}; there are "
+            message=f"{write_id} was reported at {first} … {end} of log id {log_id}; there are "
             f"{sorted(there)[:3]}, and it begins at {start}",
         )
 

@@ -61,7 +61,7 @@ class Host:
 
     @classmethod
     def of_proxies(cls, proxies: Proxies, name: str) -> Host:
-        """Return a host that reaches proxies.  Raises: ProxyUnavailableError: nobody serves yet."""
+        """Return a host that reaches proxies.  Raises: ProxyUnavailableError: none serves yet."""
         calls = Calls(proxies, name)
         return cls(sync.Namespace(PORTAL, _RemoteTwin(calls)), ENDPOINT, None)
 
@@ -89,7 +89,7 @@ class Host:
 
 
 class Task:
-    """What Spark tells a task: its local properties, and its partition."""
+    """The context of a task in Spark: its local properties, and its partition."""
 
     def __init__(self, properties: Mapping[str, str], partition_id: int) -> None:
         self._properties = properties
@@ -110,7 +110,7 @@ class Task:
 
 
 class _Here(threading.local):
-    """What the thread of a blocking call belongs to."""
+    """The owner of a blocking call's thread."""
 
     host: Host
     task: Task | None = None
@@ -121,7 +121,7 @@ _here = _Here()
 
 
 def last_result() -> CommitResult | None:
-    """Return what the last commit of this thread told, None if there was none."""
+    """Return the answer to this thread's last commit, None if there was none."""
     return _here.result
 
 

@@ -60,8 +60,8 @@ class Attempt:
     def run(self) -> StagedTask:
         """Stage the rows, and return the message for the driver; in the worker."""
         message: StagedTask = pickle.loads(self.writer).write(self._batches())
-        told: StagedTask = pickle.loads(pickle.dumps(message))
-        return told
+        task: StagedTask = pickle.loads(pickle.dumps(message))
+        return task
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows as Spark does, some time or other."""
@@ -83,7 +83,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What counts of a task: the rows of the attempt that ended first, and its message."""
+    """The valid result of a task: the rows of the attempt that ended first, and its message."""
 
     rows: Sequence[tuple[str, bytes]]
     message: StagedTask

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tests.simulation.sinks import Sinks
 
 STREAM, WRITES, TRANSACTIONS, ONCE = "stream", "writes", "transactions", "once"
-"""What a query does in a batch: the streaming sink, several writes in ``foreachBatch``, a write
+"""How a query writes a batch: the streaming sink, several writes in ``foreachBatch``, a write
 with a txnAppId, a write without one."""
 _KINDS = (STREAM, STREAM, WRITES, WRITES, TRANSACTIONS, ONCE)
 _BATCHES_MAX = 12
@@ -58,7 +58,7 @@ _LOST_CHANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What a batch writes, however often it is repeated."""
+    """The rows of a batch, however often it is repeated."""
 
     query: str
     """The id of the query."""
@@ -313,13 +313,13 @@ class Driver:
             # Over proxies the same may be carried out once more, when it goes through.
             asked.has_failed = not self._sinks.is_remote
             raise
-        checkers.on_told(write_id, asked, result, newest=newest)
+        checkers.on_answered(write_id, asked, result, newest=newest)
         is_repeated = result is not None and result.already_committed
         self._sinks.count("write of a sink that was there" if is_repeated else "write of a sink")
         self._sinks.note(self.name, f"run {run.number} committed {write_id}: {result}")
 
 
 def _commit(writer: bytes, messages: Sequence[Any], about: tuple[int, ...]) -> CommitResult | None:
-    """Commit in a process of its own; return what was told of it."""
+    """Commit in a process of its own; return its answer."""
     pickle.loads(writer).commit(pickle.loads(pickle.dumps(messages)), *about)
     return last_result()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _QUERIES = 2
 _WORKERS = 2
 _DRIVERS = 2
-"""Of each query."""
+"""The number of batches of each query."""
 _DEATH_CHANCE = 0.2
 _LIFE_S_MAX = 2.0
 _LOOK_S = 0.2
@@ -161,7 +161,7 @@ class Sinks:
         return all(query.planned is None for query in self._queries)
 
     def check_whole(self, log_ids: Sequence[str]) -> None:
-        """Judge what drivers were told, once everything that there is was read."""
+        """Judge the answers to drivers, once everything that there is was read."""
         self.checkers.check_whole(log_ids)
 
 
@@ -213,7 +213,7 @@ class SinkClient:
 async def ended(
     work: Coroutine[Any, Any, None], *, is_over: Callable[[], bool], within_s: float | None = None
 ) -> None:
-    """Let somebody work to the end, or until all is over, or for so long.  Raises: what it does."""
+    """Let a task work to the end, or until all is over, or for so long.  Raises: what it does."""
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
     until = float("inf") if within_s is None else loop.time() + within_s
     try:

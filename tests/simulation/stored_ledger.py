@@ -31,7 +31,7 @@ class StoredEnsemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLedger:
-    """What the metadata store holds of one ledger."""
+    """The value of one ledger in the metadata store."""
 
     ledger_id: int
     ensemble_size: int

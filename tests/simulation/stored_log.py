@@ -2,7 +2,7 @@
 
 A head, a completed segment and a chunk are msgpack arrays, names, settings and subscriptions are
 JSON; of each only what checkers need is named here.  Extents are packed by tens of integers, the
-second of which is the ledger, told by what it differs from the one before.
+second of which is the ledger, described by its difference from the one before.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def read_registration(value: bytes) -> Registration:
 def nodes_of_log(head_path: str, nodes: Mapping[str, Versioned]) -> set[str]:
     """Return the nodes that a log must have below its head, by what its head and segments say.
 
-    Of a chunk or segment that is missing only its own node is among them.
+    Only the own node of a missing chunk or segment is among them.
     """
     head = _values(nodes[head_path].value)
     found: set[str] = set()
@@ -180,7 +180,7 @@ def front_of(head_path: str, read: Callable[[str], bytes | None]) -> Front | Non
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the head of a log says."""
+    """The content of a log's head."""
 
     sealed: bool
     deleted: bool

@@ -21,7 +21,7 @@ CONSUMED = "P6 ConsumersShareALog"
 
 @dataclass(slots=True)
 class Consuming:
-    """What one holder of a subscription got, and the answers to it, from when it has it."""
+    """One holder of a subscription: its records, and the answers to it, since it has it."""
 
     logs: LogCheckers
     log_id: str
@@ -29,9 +29,9 @@ class Consuming:
     token: str
     reading: Reading
     got: list[DLSN] = field(default_factory=list)
-    """Of the records that it read."""
+    """Positions of the records that it read."""
     asked: dict[DLSN, int] = field(default_factory=dict)
-    """Of each position that it wanted to be stored, how many it had read by then."""
+    """For each position that it wanted to store, the number of records read by then."""
 
     def on_records(self, records: Sequence[LogRecordWithDLSN]) -> None:
         """P6: it got the next records."""
@@ -43,23 +43,23 @@ class Consuming:
         self.asked.setdefault(position, len(self.got))
 
     def on_stored(self, position: DLSN) -> None:
-        """P6: it was told that its position is stored."""
+        """P6: it learned that its position is stored."""
         lives = self.logs.life.lives(self.log_id, self.subscriber)
         require(
             CONSUMED,
             holds=any(Position(position, self.token) in moves for moves in lives),
-            message=f"a consumer of log id {self.log_id} was told that {position} is stored, and "
+            message=f"a consumer of log id {self.log_id} learned that {position} is stored, and "
             "it is not",
         )
 
     def on_moved(self) -> None:
-        """P6: it was told that the subscription is somebody else's, or gone."""
+        """P6: it learned that the subscription is another consumer's, or gone."""
         moves = self.logs.life.moves(self.log_id, self.subscriber)
         require(
             CONSUMED,
             holds=not moves or moves[-1].token != self.token,
-            message=f"a consumer of log id {self.log_id} was told that somebody else has its "
-            "subscription, and nobody has",
+            message=f"a consumer of log id {self.log_id} learned that another one has its "
+            "subscription, and none has",
         )
 
 
@@ -73,7 +73,7 @@ class SubscriptionCheckers:
     def new_holder(
         self, log_id: str, subscriber: str, token: str, position: DLSN, start: DLSN
     ) -> Consuming:
-        """Begin to judge who was told that it has a subscription, and reads from somewhere on."""
+        """Begin to judge a consumer that got a subscription, and reads from a position on."""
         reading = self._logs.new_reading(log_id, "", start, promise=CONSUMED)
         holder = Consuming(self._logs, log_id, subscriber, token, reading)
         holder.on_stored(position)

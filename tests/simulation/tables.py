@@ -3,7 +3,7 @@
 The product's keeper, its decisions, its reader of chains and its guard of sweeps are the real ones;
 only the format is made here.  An answer is an error, is lost after the change was made, or comes
 while the change is still under way; a look shows the version before the newest one.  A version has
-a number that no other one has, also after somebody deleted the table.
+a number that no other one has, also after the table was deleted.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class Catalog:
         """
         for folder, versions in self.tables.items():
             for version in versions:
-                told = (self._payloads.get(f"{folder}/{each}", b"") for each in version.files)
-                yield f"version {version.number} of the table in {folder}", b"".join(told)
+                payloads = (self._payloads.get(f"{folder}/{each}", b"") for each in version.files)
+                yield f"version {version.number} of the table in {folder}", b"".join(payloads)
 
     def check_deleted(self, url: str) -> None:
         """T7: the newest version of no table names it."""

@@ -10,7 +10,7 @@ PLANS = 3000
 
 
 def test_shares_of_what_takes_part() -> None:
-    """Of all plans: logs in half, proxies in a third, the sink's queries in a fifth."""
+    """Shares of all plans: logs in half, proxies in a third, the sink's queries in a fifth."""
     plans = [draw_plan(random.Random(seed)) for seed in range(PLANS)]
     shares = {
         "is_encrypted": 1 / 8,

@@ -1,6 +1,6 @@
 """Goal: the judges of programs over proxies refuse what breaks a promise, and nothing else.
 
-Method: they learn what a writer, a reader and a planner were told; no run is needed.
+Method: they learn the answers to a writer, a reader and a planner; no run is needed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_a_producer_is_forgotten_after_its_time(silent_s: float) -> None:
 
 
 @pytest.mark.parametrize("found", [(b"program/id/0", b"program/id/1"), (b"program/id/0",)])
-def test_who_reads_back_gets_all_that_was_committed(found: tuple[bytes, ...]) -> None:
+def test_a_reader_gets_all_that_was_committed(found: tuple[bytes, ...]) -> None:
     """Each of them, unless it was truncated."""
 
     async def body(checkers: ProxyCheckers, remote: Remote) -> None:
@@ -103,7 +103,7 @@ def test_who_reads_back_gets_all_that_was_committed(found: tuple[bytes, ...]) ->
 
 
 def test_an_exact_position_is_held_against_the_log() -> None:
-    """Of the last record that was written together."""
+    """The position of the last record that was written together."""
 
     async def body(checkers: ProxyCheckers, _: Remote) -> None:
         assert not VIOLATIONS
@@ -137,13 +137,13 @@ def test_a_snapshot_is_not_behind_an_earlier_one(
     async def body(checkers: ProxyCheckers, _: Remote) -> None:
         snapshots = checkers.snapshots
         checkers.logs.life._names["/path"] = ("log", "id")
-        snapshots.begin(["log"]).on_told({"log": snapshot(DLSN(1, 0, 1), DLSN(1, 1, 0))})
+        snapshots.begin(["log"]).on_answered({"log": snapshot(DLSN(1, 0, 1), DLSN(1, 1, 0))})
         looking = snapshots.begin(["log"])
         if is_refused:
             with pytest.raises(InvariantViolatedError, match="P3"):
-                looking.on_told({"log": snapshot(first, end)})
+                looking.on_answered({"log": snapshot(first, end)})
         else:
-            looking.on_told({"log": snapshot(first, end)})
+            looking.on_answered({"log": snapshot(first, end)})
 
     on_program(body)
 
@@ -155,11 +155,11 @@ def test_a_snapshot_is_of_the_log_that_has_the_name() -> None:
         names = checkers.logs.life._names
         names["/path"] = ("log", "other")
         looking = checkers.snapshots.begin(["log"])
-        told = {"log": snapshot(DLSN(1, 0, 0), DLSN(1, 1, 0))}
+        given = {"log": snapshot(DLSN(1, 0, 0), DLSN(1, 1, 0))}
         with pytest.raises(InvariantViolatedError, match="is of log id id"):
-            looking.on_told(told)
+            looking.on_answered(given)
         names["/path"] = ("log", "id")
-        looking.on_told(told)
+        looking.on_answered(given)
 
     on_program(body)
 
@@ -173,10 +173,10 @@ def test_a_snapshot_names_what_there_is() -> None:
         for slot in range(2):
             whole.on_record(b"program/id/%d" % slot, DLSN(1, 0, slot), slot, 7, 7)
         part.on_record(b"program/id/0", DLSN(1, 0, 0), 0, 7, 7)
-        told = snapshot(DLSN(1, 0, 0), DLSN(1, 1, 0))
-        checkers.snapshots.on_scanned(told, whole)
+        given = snapshot(DLSN(1, 0, 0), DLSN(1, 1, 0))
+        checkers.snapshots.on_scanned(given, whole)
         with pytest.raises(InvariantViolatedError, match="names or leaves out"):
-            checkers.snapshots.on_scanned(told, part)
+            checkers.snapshots.on_scanned(given, part)
         with pytest.raises(InvariantViolatedError, match="names or leaves out"):
             checkers.snapshots.on_scanned(snapshot(DLSN(1, 0, 0), DLSN(1, 0, 1)), whole)
 

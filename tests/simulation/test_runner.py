@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.workload import Run
 
-SEEDS = amount(12, sampled=3)
+SEEDS = amount(12, sampled=2)
 
 
 class _World:

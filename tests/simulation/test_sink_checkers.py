@@ -1,6 +1,6 @@
 """Goal: the judges of the sink refuse what breaks a promise, and nothing else.
 
-Method: they learn what drivers asked for and were told, and what a reader got; no run is needed.
+Method: they learn requests of drivers, answers to them, and a reader's rows; no run is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGAIN = [b"two again", b"one again"]
 
 
 class Play:
-    """A query's first batch was asked for twice, by two runs; somebody reads the log."""
+    """A query's first batch was asked for twice, by two runs; a reader reads the log."""
 
     def __init__(self) -> None:
         self.logs = LogCheckers(
@@ -45,11 +45,11 @@ class Play:
         for number, payload in enumerate(payloads, first):
             reading.on_record(payload, DLSN(1, number, 0), number, 7, 7)
 
-    def told(self, *, first: int = 0, end: int = 2) -> None:
-        """Let the first run be told that its rows are there."""
+    def answered(self, *, first: int = 0, end: int = 2) -> None:
+        """Let the first run learn that its rows are there."""
         places = {"log": (DLSN(1, first, 0), DLSN(1, end, 0))}
         result = CommitResult(committed=True, already_committed=False, logs=places)
-        self.sinks.on_told(self.write, self.first, result, newest=-1)
+        self.sinks.on_answered(self.write, self.first, result, newest=-1)
 
     def judge(self, *, log_ids: Sequence[str] = ("id",)) -> None:
         """Judge what is there."""
@@ -76,7 +76,7 @@ def on_play(body: Callable[[Play], None], *, refused: str = "") -> None:
     [
         (ROWS, ""),
         (AGAIN, ""),
-        ([], ""),  # nobody was told that it is there
+        ([], ""),  # no driver learned that it is there
         (ROWS[:1], "S1"),
         (ROWS[::-1], "S1"),
         ([*ROWS, *AGAIN], "S1"),
@@ -95,7 +95,7 @@ def test_a_batch_is_there_once_whole_and_in_its_order(
         (ROWS, 0, 2, ""),
         (ROWS, 0, 1, "S2"),
         (ROWS, 1, 3, "S2"),
-        (AGAIN, 0, 2, "S1"),  # and not those that were told
+        (AGAIN, 0, 2, "S1"),  # and not the reported ones
         ([], 0, 2, "S1"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_batch_is_where_its_answer_said(
     """There are its rows, and no others."""
 
     def body(play: Play) -> None:
-        play.told(first=first, end=end)
+        play.answered(first=first, end=end)
         play.read(payloads)
 
     on_play(body, refused=refused)
@@ -122,12 +122,12 @@ def test_a_batch_that_failed_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("fate", ["truncated", "deleted"])
-def test_what_was_cut_before_anybody_read_it_need_not_be_there(fate: str) -> None:
+def test_records_cut_before_any_read_need_not_be_there(fate: str) -> None:
     """No one can tell."""
 
     async def scenario() -> None:
         play = Play()
-        play.told()
+        play.answered()
         if fate == "truncated":
             play.logs.on_truncate("id", "log", DLSN(1, 2, 0))
         play.judge(log_ids=() if fate == "deleted" else ("id",))
@@ -154,9 +154,9 @@ def test_an_older_run_must_not_be_called_committed(newest: int, *, is_refused: b
         assert play.sinks.newest(play.write) == -1
         if is_refused:
             with pytest.raises(InvariantViolatedError, match="S3"):
-                play.sinks.on_told(play.write, play.first, None, newest=newest)
+                play.sinks.on_answered(play.write, play.first, None, newest=newest)
         else:
-            play.sinks.on_told(play.write, play.first, None, newest=newest)
+            play.sinks.on_answered(play.write, play.first, None, newest=newest)
             assert play.sinks.newest(play.write) == 0
 
     run(scenario())

@@ -18,7 +18,7 @@ async def _after(delay_s: float, what: str) -> str:
     return what
 
 
-def test_what_a_thread_asks_for_takes_virtual_time() -> None:
+def test_calls_of_a_thread_take_virtual_time() -> None:
     """Others go on meanwhile, and the function's result comes back."""
 
     async def scenario() -> None:
@@ -56,7 +56,7 @@ def test_errors_pass_both_ways() -> None:
 
 
 def test_a_cancelled_call_kills_its_thread() -> None:
-    """What it asks for on its way out is not carried out, and no thread is left."""
+    """Its calls on the way out are not performed, and no thread is left."""
     carried_out = []
 
     async def carry_out() -> None:

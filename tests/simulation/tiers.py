@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TIERS = ("s3://one/logs", "s3://two/logs")
 TIER_ROLES = ("tierer", "keeper-of-tables", "mover", "sweeper")
-"""What the names of processes that tier and keep tables begin with."""
+"""The prefix of the names of processes that tier and keep tables."""
 _DELETED_SHARE = 0.1
 _AFTER_S = (0.0, 0.5, 2.0)
 _SEGMENT_BYTES = (300, 1_200)

@@ -1,4 +1,4 @@
-"""The story of a run, told so that a person finds the one ledger and entry that went wrong."""
+"""The story of a run, written so that a person finds the one ledger and entry that went wrong."""
 
 from __future__ import annotations
 

@@ -110,11 +110,11 @@ class SimTransport(asyncio.Transport):
         """End; what was sent is on its way."""
         self.close()
 
-    def vanish(self, *, is_told: bool) -> None:
-        """End with its process; the other side is told by a reset, or not."""
+    def vanish(self, *, is_reported: bool) -> None:
+        """End with its process; the other side gets a reset, or not."""
         if self._is_closed:
             return
-        if is_told:
+        if is_reported:
             self._send(b"")
         self._is_closed = True
         self._protocol.connection_lost(None)

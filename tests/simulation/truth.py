@@ -54,11 +54,11 @@ class BookieRecord:
         self.is_lost = False
         """Its disk is gone for good."""
         self.acknowledged: set[Entry] = set()
-        """What it ever called durable, or showed to anybody: it shows nothing else."""
+        """The entries that it ever called durable or showed: it shows no others."""
         self.fenced: set[int] = set()
         """Ledgers for which it ever answered a fencing request."""
         self.denied: set[Entry] = set()
-        """What it called absent in an answer to a fencing request."""
+        """The entries that it called absent in an answer to a fencing request."""
         self.lacs: dict[int, int] = {}
         """The highest explicit LAC of each ledger that it ever called durable."""
         self.is_exempt = is_exempt
@@ -101,7 +101,7 @@ class BookieRecord:
         self.lacs[ledger_id] = max(self.lacs.get(ledger_id, -1), last_add_confirmed)
 
     def on_lac(self, ledger_id: int, last_add_confirmed: int, known: int) -> None:
-        """It told its LAC; `known` is what it had called durable when the request came."""
+        """It returned its LAC; `known` is what it had called durable when the request came."""
         if last_add_confirmed < known and not self.is_exempt(ledger_id):
             self._violate("I7 NoFalseNo", (ledger_id, known), "forgot the LAC")
 

@@ -67,17 +67,17 @@ class TypeCheckers:
                     message=f"{op.path}: {later} follows {earlier}, and holds less",
                 )
 
-    def check_told(self, told: Columns, asked: Mapping[str, str]) -> None:
+    def check_answer(self, merged: Columns, asked: Mapping[str, str]) -> None:
         """L13: a client got an answer with these columns, after it asked for some."""
         require(
             GROWS,
-            holds=told in self.versions,
-            message=f"the columns are called {told}, and no version of {self.versions} has them",
+            holds=merged in self.versions,
+            message=f"the columns are called {merged}, and no version of {self.versions} has them",
         )
         require(
             GROWS,
-            holds=_holds(told, asked),
-            message=f"{asked} were asked for, and the columns are called {told}",
+            holds=_holds(merged, asked),
+            message=f"{asked} were asked for, and the columns are called {merged}",
         )
 
     def on_write(self, payload: bytes, values: dict[str, int]) -> None:

@@ -1,6 +1,6 @@
 """Connections as they are: the real client and the real service, joined by simulated TCP.
 
-What a bookie answers is judged where it leaves its storage: `JudgedStorage` is what a connection
+Answers of a bookie are judged where they leave its storage: `JudgedStorage` is what a connection
 sees of it.
 """
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from bookie.serving.service import BookieService
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import DLError
-from dlcore.transport.client import WireBookieClient
-from dlcore.transport.dialing import Dialer
+from dlcore.wire.client import WireBookieClient
+from dlcore.wire.dialing import Dialer
 from dlcore.wire.digest import decode_frame
 from tests.simulation.connections import (
     READ_CHUNK_BYTES,
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from bookie.serving.connection import Connection
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate, HeldEntries
     from dlcore.wire.digest import BytesLike
     from dlcore.wire.frames import FrameRun
+    from dlcore.wire.port import EntryRange, FollowUpdate, HeldEntries
     from tests.simulation.connections import Judge
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
@@ -175,7 +175,7 @@ def new_bookie_client(
 
 
 class Listener:
-    """What a bookie process listens with: its service, and the connections that end with it."""
+    """The network side of a bookie process: its service, and the connections that end with it."""
 
     def __init__(self, bookie: SimBookie, storage: LedgerStorage, *, cluster_id: str) -> None:
         assert bookie.bookie is not None
@@ -209,13 +209,13 @@ class Listener:
     def hang_up(self, rng: random.Random) -> None:
         """End all connections with the process."""
         if self._transports:
-            is_told = rng.random() < REFUSAL_CHANCE
+            is_reported = rng.random() < REFUSAL_CHANCE
             for transport in self._transports:
-                transport.vanish(is_told=is_told)
+                transport.vanish(is_reported=is_reported)
 
 
 class JudgedStorage:
-    """What one connection sees of a bookie's storage; judges every answer, adds nothing."""
+    """The view of one connection on a bookie's storage; judges every answer, adds nothing."""
 
     def __init__(self, bookie: SimBookie, client: str, storage: LedgerStorage) -> None:
         self.writes = JudgedWrites(bookie, storage)
@@ -248,7 +248,7 @@ class JudgedWrites:
         return future
 
     def add_run(self, run: FrameRun) -> asyncio.Future[None] | None:
-        """Add many; likewise."""
+        """Add many in the same way."""
         future = self._storage.writes.add_run(run)
         if future is None:
             return None
@@ -265,7 +265,7 @@ class JudgedWrites:
         return future
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
-        """Write a LAC; likewise."""
+        """Write a LAC in the same way."""
         future = self._storage.writes.write_lac(ledger_id, last_add_confirmed)
 
         def on_done(done: asyncio.Future[None]) -> None:
@@ -289,7 +289,7 @@ class JudgedReads:
         self._record = bookie.record
         self._client = client
         self._storage = storage
-        self.may_tell_more = storage.reads.may_tell_more
+        self.may_have_news = storage.reads.may_have_news
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Read the LAC."""
@@ -325,12 +325,12 @@ class JudgedReads:
         return result
 
     async def follow_chunk(
-        self, ledger_id: int, *, first_entry_id: int, told: FollowUpdate | None, bytes_max: int
+        self, ledger_id: int, *, first_entry_id: int, sent: FollowUpdate | None, bytes_max: int
     ) -> FollowUpdate | None:
         """Read what is new."""
         judge = watch_follow(ledger_id, first_entry_id, self._record)
         work = self._storage.reads.follow_chunk(
-            ledger_id, first_entry_id=first_entry_id, told=told, bytes_max=bytes_max
+            ledger_id, first_entry_id=first_entry_id, sent=sent, bytes_max=bytes_max
         )
         result: FollowUpdate | None = await self._judged(work, judge)
         return result

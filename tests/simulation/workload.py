@@ -281,7 +281,7 @@ class Scenario:
             self.world.trace.note(client.name, "crashed", ledger_id=writer.ledger_id)
             client.crash()
         else:
-            await writer.flush()  # and stays open: somebody will take it over
+            await writer.flush()  # and stays open: another writer will take it over
 
     async def close(self, client: SimClient, writer: LedgerWriter) -> None:
         """Close a ledger as its writer."""

@@ -54,7 +54,7 @@ _RECOVERY_OPTIONS = (
 
 
 class SoakCluster(chaos.Cluster):
-    """All processes; sources and targets keep only what somebody has not read."""
+    """All processes; sources and targets keep only unread output."""
 
     host_names: ClassVar[Sequence[str]] = (*chaos.HOSTS, *PROXIES, *REPAIRERS)
     secured: ClassVar[Sequence[str]] = (*chaos.BOOKIES, *PROXIES, *REPAIRERS)
@@ -225,10 +225,10 @@ class SoakCluster(chaos.Cluster):
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
             writer.write(b"srvr")
-            told = (await reader.read()).decode()
+            output = (await reader.read()).decode()
         finally:
             writer.close()
-        return int(told.partition("Node count: ")[2].split()[0])
+        return int(output.partition("Node count: ")[2].split()[0])
 
     def disk_bytes(self) -> int:
         """Return what the bookies' folders take on the disk."""

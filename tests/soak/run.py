@@ -33,7 +33,7 @@ _LOOK_EVERY_S_MIN, _LOOK_EVERY_S_MAX = 2.0, 10.0
 
 @dataclass
 class SoakReport:
-    """What a soak did and found."""
+    """The work of a soak, and its findings."""
 
     chaos: Report
     restarts: int
@@ -64,8 +64,8 @@ class SoakReport:
                 lines.append(f"{name:32} too short to say")
                 continue
             numbers = (slope.level, slope.per_hour, slope.growth, slope.noise)
-            told = "".join(f"{each:10.3g}" for each in numbers)
-            lines.append(f"{name:32}{told}{'  GROWS' if name in self.growing else ''}")
+            row = "".join(f"{each:10.3g}" for each in numbers)
+            lines.append(f"{name:32}{row}{'  GROWS' if name in self.growing else ''}")
         return "\n".join([*lines, *(f"FAILED: {each}" for each in self.failures)])
 
 

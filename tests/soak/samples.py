@@ -98,8 +98,8 @@ class Samples:
                 minutes = [point.at_s / 60 for point in those]
                 panel.plot(minutes, [point.value for point in those], color=colour, linewidth=0.9)
             slope = slopes.get(series)
-            told = "" if slope is None else f" ({slope.per_hour:+.3g} an hour)"
-            panel.set_title(f"{series}{told}", fontsize=9)
+            slope_text = "" if slope is None else f" ({slope.per_hour:+.3g} an hour)"
+            panel.set_title(f"{series}{slope_text}", fontsize=9)
             panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
         for panel in axes.flat[len(self.series) :]:

@@ -25,7 +25,7 @@ POINTS_MIN = 20
 POINTS_MAX = 200
 """A longer life is thinned to so many: pairs grow as the square."""
 _SCALE = 1.4826
-"""Of the median of absolute distances: as large as the standard deviation, if noise is normal."""
+"""The factor of the median of absolute distances that gives normal noise its deviation."""
 
 
 class Point(NamedTuple):
@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """What a series shows."""
+    """The trend of a series."""
 
     level: float
     per_hour: float

@@ -22,7 +22,7 @@ def report(*failures: str, **slopes: Slope | None) -> SoakReport:
     return SoakReport(Report(seed=1), 1, 1, 1, every, [*failures])
 
 
-def test_what_grows_is_told_and_fails_the_run() -> None:
+def test_growth_is_reported_and_fails_the_run() -> None:
     """As a process that broke does; what is only drawn, or too short to say, does not."""
     assert report().is_clean
     assert report(**{LEDGERS: None, "MB of Spark's driver": GROWS}).is_clean

@@ -54,7 +54,7 @@ def test_a_leak_is_found_below_noise_spikes_and_restarts() -> None:
         lambda at: 1000.0 + 400 * (at < 60),  # it was higher in the beginning
     ],
 )
-def test_what_stays_is_no_leak(value: Callable[[int], float]) -> None:
+def test_a_constant_series_is_no_leak(value: Callable[[int], float]) -> None:
     """Constant, falling, swinging, or growing less than the rule asks."""
     found = slope_of(series(value), warm_s=0)
     assert found is not None

@@ -70,7 +70,7 @@ def test_binary_values_and_assigned_txids(spark: SparkSession, logs: LogBench) -
     assert txids[0] > 1_000_000_000_000, "epoch milliseconds"
 
 
-def test_what_was_read_is_written_back(spark: SparkSession, logs: LogBench) -> None:
+def test_read_rows_are_written_back(spark: SparkSession, logs: LogBench) -> None:
     """Read-only columns are ignored; the option names the target, the column is passed over."""
     source, target = logs.create(), logs.create()
     logs.append(source, [(n, b"%d" % n) for n in range(50)])
@@ -231,7 +231,7 @@ def test_failed_attempts_leave_nothing(spark: SparkSession, logs: LogBench, tmp_
     assert {path.name for path in tmp_path.glob("?-?")} == {"0-0", "0-1", "1-0", "1-1"}
     identity = f"write:{(tmp_path / 'token').read_text()}"
     wait_until(lambda: not list_staged(logs.uri, identity)[0], timeout_s=TIDY_S)
-    # Nobody will ask, so nothing is kept.
+    # No one will ask: nothing is kept.
     wait_until(lambda: committed_version(logs.uri, identity) is None, timeout_s=TIDY_S)
     assert logs.payloads(log) == as_bytes(600)
 

@@ -215,8 +215,8 @@ def test_a_batch_that_comes_again_is_left_out(
     assert merged_in(table) == [BATCH_RECORDS - 1, BATCH_RECORDS + 49, BATCH_RECORDS + 56]
 
 
-def test_of_two_jobs_one_merges(tmp_path: Path) -> None:
-    """Of two merges beside each other that go on from the same change the second is refused."""
+def test_one_of_two_jobs_merges(tmp_path: Path) -> None:
+    """The second of two concurrent merges that go on from the same change is refused."""
     folder = str(tmp_path)
     row = pa.table({"id": [1]})
     DeltaTable.create(folder, row.schema)

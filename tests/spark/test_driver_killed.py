@@ -112,7 +112,7 @@ def test_killed_driver(logs: LogBench, tmp_path: Path) -> None:
     run_into_pause(logs, source, target, tmp_path, "after-commit")
     assert len(logs.payloads(target)) == 50
     staged_second, _ = list_staged(logs.uri, identity)
-    # The dead processes' sessions end after their time-out; then what they staged is nobody's.
+    # The dead processes' sessions end after their time-out; then their staged records are unowned.
     wait_until(lambda: list_staged(logs.uri, identity)[1] <= owners_before, timeout_s=TIMEOUT_S)
     logs.append(source, [(n, b"%d" % n) for n in range(50, 60)])
     frame = logs.stream(log=source, startingOffsets="earliest")

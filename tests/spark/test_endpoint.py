@@ -1,4 +1,4 @@
-"""Spark reads and writes through proxies alone: it is told of no ZooKeeper, and of no bookie.
+"""Spark reads and writes through proxies alone: it knows no ZooKeeper, and no bookie.
 
 One test runs it where it could not reach them either.
 """
@@ -126,7 +126,7 @@ def test_a_stream_through_an_endpoint(
         assert [number for log, number in rows if log == name] == list(range(1200))
 
 
-def test_what_an_endpoint_does_not_do(spark: SparkSession, proxy: ProxyProcess) -> None:
+def test_options_that_an_endpoint_does_not_have(spark: SparkSession, proxy: ProxyProcess) -> None:
     """Tables about the system, and logs that are not there, with what would be right."""
     frame = spark.createDataFrame([("a", "no/such/log")], "value string, log string")
     sink = frame.write.format("dlog").option("endpoint", proxy.location)
@@ -219,7 +219,7 @@ def test_a_stream_is_written_through_proxies_that_die(
     assert [int(bytes(each)) for each in table["value"].to_pylist()] == list(range(1100))
 
 
-@pytest.mark.prove  # the tests above show that nothing but the endpoint is told
+@pytest.mark.prove  # the tests above show that only the endpoint is known
 def test_spark_where_proxies_alone_can_be_reached(
     sandbox: Sandbox, proxy: ProxyProcess, logs: Logs, tmp_path: Path
 ) -> None:

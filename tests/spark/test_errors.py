@@ -160,6 +160,6 @@ def test_save_modes_that_spark_refuses(spark: SparkSession) -> None:
 
 
 def test_overwriting_logs_of_a_column_is_refused(spark: SparkSession) -> None:
-    """Which logs are meant by rows that are not there nobody can tell."""
+    """Missing rows do not say which logs are meant."""
     writer = rows(spark, "'a' AS value, 'b' AS log").write.format("dlog").options(uri=NOWHERE)
     assert "write log by log" in message_of(lambda: writer.mode("overwrite").save())

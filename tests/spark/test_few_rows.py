@@ -33,7 +33,7 @@ ENTRIES_OF = LogConfig(entry_bytes=16 * KIB)
 
 
 class Bookies:
-    """What the bookies of a cluster have sent to readers."""
+    """The bytes that the bookies of a cluster have sent to readers."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._urls = [url_of(bookie.log_path) for bookie in sandbox.bookies]
@@ -76,7 +76,7 @@ def frame(spark: SparkSession, namespace: tuple[Namespace, Bookies]) -> DataFram
 
 
 def test_planning_reads_no_record(frame: DataFrame, namespace: tuple[Namespace, Bookies]) -> None:
-    """Of an open segment it looks at the last entry."""
+    """It looks at the last entry of an open segment."""
     assert namespace[1].sent_by(frame.rdd.getNumPartitions) < 64 * KIB
 
 

@@ -50,7 +50,7 @@ OTHER_TESTS = {
         if page.startswith("docs/runbook/")
     },
 }
-"""Pages whose blocks another test runs, likewise twice."""
+"""Pages whose blocks another test runs, also twice."""
 SHOWS = "shows what the block before it prints"
 INSTALLS = "installs packages, from the network; tests/test_packaging.py builds them"
 HOSTS = "needs other hosts; tests/deploying/test_deploy_folder.py checks it against the code"
@@ -109,7 +109,7 @@ NOT_RUN = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """What the README's sandbox is, on other ports.
+    """The README's sandbox, on other ports.
 
     A redaction waits until each ledger is proven to be gone that was deleted within ten minutes;
     here these are the ledgers of the logs of other pages.
@@ -122,10 +122,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 class Reader:
-    """Somebody with an empty cluster who pastes what stands on a page."""
+    """A reader with an empty cluster that pastes the blocks of a page."""
 
     def __init__(self, folder: Path, cluster: Sandbox, spark: SparkSession, program: Path) -> None:
-        self.told: list[str] = []  # by shells
+        self.outputs: list[str] = []  # by shells
         self.known: dict[str, Any] = {"__name__": "__main__"}
         self._folder = folder
         self._spark = spark
@@ -173,7 +173,7 @@ class Reader:
             timeout=SHELL_S,
         )
         assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
-        self.told.append(done.stdout)
+        self.outputs.append(done.stdout)
 
     def _run_toml(self, block: Block) -> None:
         """Let `dlog` use a configuration file of this content."""
@@ -265,40 +265,40 @@ def test_a_page_runs_as_it_stands(
     assert len(blocks) == count
     for block in blocks:
         reader.paste(block)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     if page in SEEN:
-        SEEN[page](reader, told)
+        SEEN[page](reader, output)
 
 
-def _saw_pyarrow(reader: Reader, told: str) -> None:
+def _saw_pyarrow(reader: Reader, output: str) -> None:
     assert reader.known["table"].num_rows == reader.known["frame"].shape[0] == 1000
-    assert "100 b'100'\n" in told  # a range
-    assert "[(1000, " in told  # DuckDB
+    assert "100 b'100'\n" in output  # a range
+    assert "[(1000, " in output  # DuckDB
 
 
-def _saw_dlcore(reader: Reader, told: str) -> None:
+def _saw_dlcore(reader: Reader, output: str) -> None:
     assert reader.known["frame"].shape[0] == 2
-    assert "somebody wrote meanwhile" in told
-    assert told.count("[b'0', b'1', b'2', b'0', b'1']\n") == 4  # async, over both, twice
+    assert "another client wrote meanwhile" in output
+    assert output.count("[b'0', b'1', b'2', b'0', b'1']\n") == 4  # async, over both, twice
 
 
-def _saw_proxy(reader: Reader, told: str) -> None:
+def _saw_proxy(reader: Reader, output: str) -> None:
     assert reader.known["table"].num_rows >= 100
 
 
 def _saw_learn_operator(reader: Reader, _: str) -> None:
-    assert sum("2/2/2 where 3/3/2 is wanted" in each for each in reader.told) == 2
-    assert "grpc://" in reader.told[-3], "the proxy is back"
+    assert sum("2/2/2 where 3/3/2 is wanted" in each for each in reader.outputs) == 2
+    assert "grpc://" in reader.outputs[-3], "the proxy is back"
 
 
-def _saw_learn_python(_: Reader, told: str) -> None:
-    assert "6 new clicks\n0 since then\n" in told
-    assert told.count("SchemaMismatchError 551 ") == 2
+def _saw_learn_python(_: Reader, output: str) -> None:
+    assert "6 new clicks\n0 since then\n" in output
+    assert output.count("SchemaMismatchError 551 ") == 2
 
 
-def _saw_tables(_: Reader, told: str) -> None:
-    assert told.endswith("\n2000\n2000\n2000\n2000\n"), "each table, and its log after it"
-    assert "999.0" in told
+def _saw_tables(_: Reader, output: str) -> None:
+    assert output.endswith("\n2000\n2000\n2000\n2000\n"), "each table, and its log after it"
+    assert "999.0" in output
 
 
 SEEN = {

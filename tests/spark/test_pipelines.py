@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 RECORDS = 6_000
 KILLED_AFTER = (1, 3_000)
-"""So many records are in the sink's log when the pipeline is killed."""
+"""Number of records in the sink's log when the pipeline is killed."""
 TIMEOUT_S = 400.0
 URI = "distributedlog://127.0.0.1:2181/dlog"
 COMMAND = ("spark-pipelines", "run", "--conf", "spark.ui.enabled=false")
@@ -101,7 +101,7 @@ class Pipeline:
 def test_a_killed_pipeline_writes_each_record_once(
     fresh_sandbox: Callable[..., Sandbox], tmp_path: Path
 ) -> None:
-    """What a full refresh does: the sink's log gets everything again, behind what it has."""
+    """The effect of a full refresh: the sink's log gets everything again, behind what it has."""
     from dlcore.sync import open_namespace
 
     with open_namespace(fresh_sandbox().uri) as namespace:

@@ -40,8 +40,8 @@ def test_a_listener_follows_a_query(
     registry = CollectorRegistry()
     listener = ProgressListener(registry=registry)
     version = ".".join(pyspark.__version__.split(".")[:2])
-    told = [text for text in caplog.messages if f"PySpark {version}" in text]
-    assert len(told) == (0 if has_admission_control() else 1), told
+    warnings = [text for text in caplog.messages if f"PySpark {version}" in text]
+    assert len(warnings) == (0 if has_admission_control() else 1), warnings
     spark.streams.addListener(listener)
     try:
         query = (

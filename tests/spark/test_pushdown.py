@@ -1,6 +1,6 @@
 """Filters that a real Spark hands over, with its setting on and off.
 
-Goal: a filter costs what it leaves, and nobody meets the setting by an error.  Method: the same
+Goal: a filter costs what it leaves, and no error reveals the setting.  Method: the same
 queries under both values of the setting, and partitions, which follow what is read.
 """
 

@@ -107,8 +107,8 @@ class Searched:
         """Look at the files of a job, and at what servers tell; those of metadata have a key."""
         # `rglob` would fail at a folder that goes meanwhile.
         for path in (Path(at, name) for at, _, names in os.walk(folder) for name in names):
-            is_told = path.suffix in (".log", ".err") or "job" in path.parts
-            if is_told and path.is_file() and not {path, *path.parents} & set(but):
+            is_readable = path.suffix in (".log", ".err") or "job" in path.parts
+            if is_readable and path.is_file() and not {path, *path.parents} & set(but):
                 with suppress(FileNotFoundError):  # Spark's own come and go
                     self.look(str(path), path.read_bytes())
 

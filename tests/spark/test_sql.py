@@ -111,7 +111,7 @@ def test_insert_into_a_temporary_view(
 
 
 def test_insert_overwrite(spark: SparkSession, logs: LogBench, table: tuple[str, str]) -> None:
-    """Of a view the rows take the place of what was there, also if there are none.
+    """The rows of a view replace the former ones, also if there are none.
 
     A table of the catalog is refused, and its log keeps what it holds.
     """

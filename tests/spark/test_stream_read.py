@@ -184,7 +184,7 @@ def test_failed_first_batch_with_records_is_replayed_exactly(logs: LogBench, sin
     "start", [{"startingTxid": "10"}, {"startingTimestamp": "2100-01-01"}], ids=["txid", "time"]
 )
 def test_start_beyond_the_end_is_refused(logs: LogBench, sink: Sink, start: dict[str, str]) -> None:
-    """What comes next may be below it; the error says how far the log is."""
+    """The next record may be below it; the error says how far the log is."""
     log = logs.create()
     append(logs, log, range(10))
     sink.start(logs.stream(log=log, **start))

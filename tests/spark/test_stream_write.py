@@ -330,7 +330,7 @@ def test_job_groups_of_the_user_change_nothing(spark: Any, logs: LogBench, tmp_p
 
 @pytest.mark.prove  # tests/dlspark has it without a session
 def test_a_copied_checkpoint_with_another_target(logs: LogBench, tmp_path: Path) -> None:
-    """What a batch wrote to one log says nothing of another."""
+    """The writes of a batch to one log say nothing of another."""
     source, first, second = logs.create("in"), logs.create("out"), logs.create("other")
     append(logs, source, range(10))
     frame = logs.stream(log=source, startingOffsets="earliest")

@@ -70,7 +70,7 @@ def test_a_query_is_a_subscriber(logs: LogBench, shell: Shell, tmp_path: Path) -
 
 
 def test_truncation_leaves_what_a_query_needs(logs: LogBench, shell: Shell, tmp_path: Path) -> None:
-    """What all have read goes; a query that is behind reads on without a loss."""
+    """Records that all have read go; a query that is behind reads on without a loss."""
     log = logs.create()
     append(logs, log, 3)
     run(logs, log, tmp_path / "slow", subscription="slow")

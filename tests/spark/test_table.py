@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 STEPS_MAX = 70
-STRIDE = amount(1, sampled=12)
+STRIDE = amount(1, sampled=23)
 TIME_LIMIT_S = amount(1700, sampled=280)
 
 

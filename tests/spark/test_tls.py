@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.access.tls import TlsFiles
+from dlcore.base.access.tls import TlsFiles
 from dlcore.sync import open_namespace
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
@@ -33,9 +33,9 @@ def test_a_batch_is_written_and_streamed_over_tls(
     with ExitStack() as stack:
         zookeeper = stack.enter_context(secure_zookeeper(tmp_path))
         access, uri = zookeeper.access, f"distributedlog://{zookeeper.secure_servers}/dlog"
-        with monkeypatch.context() as told:
+        with monkeypatch.context() as patched:
             for key, value in zookeeper.variables.items():
-                told.setenv(key, value)
+                patched.setenv(key, value)
             cluster = stack.enter_context(tls_cluster(uri, tmp_path))
         with open_namespace(uri, tls=cluster.client, zookeeper=access) as namespace:
             namespace.create_log("clicks")
@@ -92,11 +92,11 @@ def test_proxies_that_speak_tls(spark: SparkSession, namespace_uri: str, tmp_pat
         sink.trigger(availableNow=True).start().awaitTermination()
         copied = spark.read.format("dlog").options(**options(client, log=f"{home}/b")).load()
         assert sorted(int(bytes(row.value)) for row in copied.collect()) == list(range(10))
-        for tls, told in (
-            (TlsFiles(ca=client.ca), "lets nobody in without a certificate"),
+        for tls, reason in (
+            (TlsFiles(ca=client.ca), "lets no client in without a certificate"),
             (TlsFiles(ca=str(Authority(tmp_path / "theirs").ca)), "certificate is not accepted"),
         ):
-            with pytest.raises(Exception, match=f"the proxy at grpc.tls://[^ ]+: .*{told}"):
+            with pytest.raises(Exception, match=f"the proxy at grpc.tls://[^ ]+: .*{reason}"):
                 written(tls).mode("append").save()
-            with pytest.raises(Exception, match=f"the proxy at grpc.tls://[^ ]+: .*{told}"):
+            with pytest.raises(Exception, match=f"the proxy at grpc.tls://[^ ]+: .*{reason}"):
                 spark.read.format("dlog").options(**options(tls, log=f"{home}/a")).load().collect()

@@ -96,7 +96,7 @@ def test_every_type_there_and_back(typed: Typed) -> None:
         typed.spark.conf.unset("spark.sql.session.timeZone")
 
 
-def test_times_of_day_where_spark_is_told_to_have_them(typed: Typed, tmp_path: Path) -> None:
+def test_times_of_day_where_spark_is_set_to_have_them(typed: Typed, tmp_path: Path) -> None:
     """To the microsecond, by batch and stream; Spark has the type where a setting allows it."""
     setting = "spark.sql.timeType.enabled"
     typed.spark.conf.set(setting, "true")
@@ -123,7 +123,7 @@ def test_times_of_day_where_spark_is_told_to_have_them(typed: Typed, tmp_path: P
 
 
 def test_metadata_and_columns(typed: Typed) -> None:
-    """What the log says of its records is there on request, and finds records by filters."""
+    """The log's metadata of its records is there on request, and finds records by filters."""
     frame = typed.spark.range(0, 30, 1, 3).selectExpr("id", "id + 1000 as _txid", "'x' as txid")
     typed.save(frame)
     typed.save(frame.selectExpr("id + 30 as id", "_txid + 30 as _txid"))
@@ -263,7 +263,7 @@ def test_rows_choose_their_typed_log(typed: Typed) -> None:
 
 
 @pytest.mark.prove  # tests/dlspark has it without a session
-def test_what_kind_of_log_is_created(typed: Typed, logs: LogBench) -> None:
+def test_the_kind_of_log_that_is_created(typed: Typed, logs: LogBench) -> None:
     """A column value makes it one of bytes, unless the option typed says otherwise."""
     values = typed.spark.range(3).selectExpr("cast(id as string) as value")
     typed.save(values, log=typed.log + "/plain")

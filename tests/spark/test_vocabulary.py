@@ -151,7 +151,7 @@ def test_typed_logs(typed: DistributedLogManager, logs: LogBench, endpoint: str)
 
 
 def test_frames(log: DistributedLogManager, logs: LogBench) -> None:
-    """Of pandas, Polars and DuckDB: the same names, and parts of a position by theirs."""
+    """Columns of pandas, Polars and DuckDB: the same names, and parts of a position by theirs."""
     names = byte_row_schema().names
     pandas, polars = log.read().to_pandas(), log.read().to_polars()
     with duckdb.connect() as connection:
@@ -173,7 +173,7 @@ def test_frames(log: DistributedLogManager, logs: LogBench) -> None:
     assert list(logs.frame(log=log.name).toPandas()) == names
 
 
-def test_what_is_read_is_written_back(
+def test_rows_that_are_read_are_written_back(
     log: DistributedLogManager, logs: LogBench, endpoint: str, spark: SparkSession
 ) -> None:
     """Rows of one door go through each other one, by the names that they have."""

@@ -54,7 +54,7 @@ class Shelf:
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Output:
-    """What is generated of the shelf."""
+    """The generated code for the shelf."""
     (tmp_path / "shelf.py").write_text(SOURCE, encoding="utf-8")
     monkeypatch.setattr(make_sync, "ROOT", tmp_path)
     facade = Facade(

@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     """Return a checkout with one commit."""
     git(tmp_path, "init", "--quiet", "--initial-branch", "main")
     for name in ("name", "email"):
-        git(tmp_path, "config", f"user.{name}", "somebody@example.org")
+        git(tmp_path, "config", f"user.{name}", "author@example.org")
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
     git(tmp_path, "add", ".")

@@ -87,7 +87,7 @@ def test_each_weakness_is_explained_and_each_explanation_has_one() -> None:
 
 
 def test_a_service_that_knows_nothing_is_no_success() -> None:
-    """A package that nobody has looked at is not a clean one."""
+    """A package without a look at it is not a clean one."""
     report = {"dependencies": [{"name": "one", "skip_reason": "not found"}]}
     (problem,) = weakness_problems(report, [])
     assert problem.startswith("the service did not answer for one: ")

@@ -28,7 +28,7 @@ BESIDE_DOCS = {
 
 
 def test_each_page_is_in_the_navigation_once() -> None:
-    """A page that nobody can find is not read: a new one gets a line in `nav` of mkdocs.yml."""
+    """A page without a link is not read: a new one gets a line in `nav` of mkdocs.yml."""
     shown = [*pages.pages_in(pages.settings()["nav"])]
     written = {str(each.relative_to(ROOT)) for each in (ROOT / "docs").rglob("*.md")}
     notebooks = {f"notebooks/{each.stem}.md" for each in FOLDER.glob("*.ipynb")}

@@ -67,7 +67,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_things_that_are_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines, classes above the limits, definitions that are new, and packages."""
     monkeypatch.setattr(counts, "ATTRIBUTES_MAX", 2)
     monkeypatch.setattr(counts, "METHODS_MAX", 1)
@@ -92,17 +92,17 @@ def test_a_module_counts_if_most_records_pass_it() -> None:
     assert list(found.client) == ["c", "b"]
 
 
-def test_what_is_printed() -> None:
+def test_lines_that_are_printed() -> None:
     """Rooms are packages; of dlcore's modules in a bookie the calls count alone."""
     client = {"dlcore.log.writer": 3, "dlcore.wire.frames": 1, "dlcore.log.batches": 2}
-    bookie = {"dlcore.wire.frames": 5, "bookie.ledger_state": 1, "bookie.files.log": 1}
+    bookie = {"dlcore.wire.frames": 5, "bookie.server": 1, "bookie.files.log": 1}
     assert list(lines_of(Passage(name="write", client=client, bookie=bookie))) == [
         "write, client: 2 rooms (aim 8), 3 modules (aim 14), 6 calls",
         "    dlcore.log               writer 3, batches 2",
         "    dlcore.wire              frames 1",
         "write, bookie: 2 rooms (aim 5), 2 modules (aim 10), 7 calls",
         "    dlcore.wire              frames 5  (of dlcore: not counted)",
-        "    bookie                   ledger_state 1",
+        "    bookie                   server 1",
         "    bookie.files             log 1",
     ]
     figure = Figure(name="lines", value=79_000, aim=60_000, parts=("2 A, a.py",))
@@ -112,9 +112,9 @@ def test_what_is_printed() -> None:
 def test_a_record_is_seen_on_both_ways() -> None:
     """Each side sees its own calls, from the user's to the disk, and those of its way alone."""
     write, read = trace_in_temporary_folder(2)
-    assert {"dlcore.log.writing.writer", "dlcore.transport.connection"} <= write.client.keys()
+    assert {"dlcore.log.writing.writer", "dlcore.wire.connection"} <= write.client.keys()
     assert {"bookie.serving.connection", "bookie.disks.real"} <= write.bookie.keys()
-    assert {"dlcore.log.reading.reader", "dlcore.transport.connection"} <= read.client.keys()
+    assert {"dlcore.log.reading.reader", "dlcore.wire.connection"} <= read.client.keys()
     assert {"bookie.serving.connection", "bookie.storage.reads"} <= read.bookie.keys()
     assert "bookie.storage.reads" not in write.bookie
     assert not any(each.startswith("dlcore.log.writing") for each in read.client)

@@ -19,7 +19,7 @@ from dlcore.base.errors import DLError
 from dlcore.sync import Namespace, open_namespace
 
 _AT_ONCE = 5
-_PAUSE_S = 0.02
+_PAUSE_S = 0.1
 _RETRY_S = 0.2
 
 

@@ -63,7 +63,7 @@ class Process:
 
     @property
     def found(self) -> re.Match[str] | None:
-        """What it said when it began to serve, if it did."""
+        """Its line when it began to serve, if it did."""
         assert self._child is not None
         return self._announcement.search(self._child.output())
 
@@ -91,12 +91,12 @@ class Process:
 
     @property
     def at(self) -> int:
-        """The last number that a client told."""
+        """The last number that a client printed."""
         assert self._child is not None
         output = self._child.output()
         assert "lost or doubled" not in output, output
-        told = re.findall(r"^at (\d+)$", output, re.MULTILINE)
-        return int(told[-1]) if told else 0
+        known = re.findall(r"^at (\d+)$", output, re.MULTILINE)
+        return int(known[-1]) if known else 0
 
     def advance(self, count: int = 20) -> None:
         """Wait until a client is this much further."""
@@ -194,17 +194,17 @@ class Mixed:
         checkpoint = str(self.folder / "checkpoint")
         return self._add("job", [_JOB, self.uri, source, copy, checkpoint], r"^of ")
 
-    def told(self) -> dict[Role, set[str]]:
+    def releases(self) -> dict[Role, set[str]]:
         """Return by role the versions that the members tell."""
 
         async def members() -> tuple[Member, ...]:
             async with await open_namespace(self.uri) as namespace:
                 return (await look(namespace.ports)).members
 
-        told: dict[Role, set[str]] = {}
+        known: dict[Role, set[str]] = {}
         for member in run(members()):
-            told.setdefault(member.role, set()).add(member.version)
-        return told
+            known.setdefault(member.role, set()).add(member.version)
+        return known
 
     def _add(self, name: str, command: list[str], announcement: str) -> Process:
         process = Process(name, command, announcement, self)
@@ -212,6 +212,6 @@ class Mixed:
         return process
 
     def _free_port(self) -> int:
-        """Return a port that nobody else gets while its process ends and starts again."""
+        """Return a port that no other process gets while its process ends and starts again."""
         self._reserved.append(PortReservation(0))
         return self._reserved[-1].port

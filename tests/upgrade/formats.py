@@ -1,4 +1,4 @@
-"""Logs of every kind: written as one release stores them, and told as another reads them.
+"""Logs of every kind: written as one release stores them, and described as another reads them.
 
 ``write URI KEYS`` makes them; it ends like a program that is killed, with a segment in progress.
 ``tell URI KEYS`` prints what they hold as JSON.  Both use only what 0.2.0 had.
@@ -79,12 +79,12 @@ def _append_rows(log: DistributedLogManager, columns: dict[str, list[Any]]) -> N
 
 def tell(namespace: Namespace) -> dict[str, Any]:
     """Return what the namespace holds, as JSON has it."""
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "logs": {name: _tell_log(namespace, name) for name in namespace.get_logs()},
         "rules": namespace.get_access_rules(),
         "commits": [[each.identity, each.version] for each in namespace.list_commits()],
     }
-    return json.loads(json.dumps(told, default=str))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(facts, default=str))  # type: ignore[no-any-return]
 
 
 def _tell_log(namespace: Namespace, name: str) -> dict[str, Any]:

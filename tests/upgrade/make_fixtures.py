@@ -33,13 +33,13 @@ def make(version: str, target: Path, work: Path) -> None:
         given = (cluster.uri, str(work / "keys"))
         cluster.program("formats", "write", *given).start(release).ended()
         assert cluster.job("renamed", "copy").start(release).ended().endswith("at 1\n")
-        told = cluster.program("formats", "tell", *given).start(release).ended()
+        output = cluster.program("formats", "tell", *given).start(release).ended()
     target.mkdir(parents=True)
     for name in STORED:
         shutil.copytree(
             work / name, target / name, ignore=shutil.ignore_patterns("reserve", "lock")
         )
-    (target / "told.json").write_text(told.splitlines()[-1] + "\n")
+    (target / "told.json").write_text(output.splitlines()[-1] + "\n")
     show = ["git", "show", f"{commit_of(version)}:{_VECTORS}"]
     vectors = subprocess.run(show, cwd=REPOSITORY, capture_output=True, check=True)
     (target / "wire.json").write_bytes(vectors.stdout)

@@ -58,7 +58,7 @@ def _start(cluster: Mixed, release: Installed) -> list[Process]:
 
 
 def _judge(cluster: Mixed, written: dict[str, Process], old: Installed) -> None:
-    """Stop the writers; what they were told is there, for readers of both releases."""
+    """Stop the writers; acknowledged records are there, for readers of both releases."""
     for log, writer in written.items():
         writer.stop()
         counts = {cluster.read(release, log) for release in (old, NOW)}
@@ -71,7 +71,7 @@ def test_bookies_are_upgraded_and_taken_back_while_clients_write(
 ) -> None:
     """One after the other, on the same disks; a writer and a tail of each release are at work."""
     bookies = _start(cluster, old)
-    assert cluster.told() == {Role.BOOKIE: {LAST}}
+    assert cluster.releases() == {Role.BOOKIE: {LAST}}
     _make_logs(cluster, "old", "new")
     writers = {
         "old": cluster.client("write-old", "write", "old").start(old),
@@ -88,13 +88,13 @@ def test_bookies_are_upgraded_and_taken_back_while_clients_write(
                 client.advance()
         # A writer that begins anew after an error holds no lock meanwhile.
         expected = {Role.BOOKIE: {version}, Role.CLIENT: {LAST, THIS}}
-        wait_until(lambda expected=expected: cluster.told() == expected, timeout_s=WAIT_S)  # type: ignore[misc]
+        wait_until(lambda expected=expected: cluster.releases() == expected, timeout_s=WAIT_S)  # type: ignore[misc]
     for tail in tails:
         tail.advance()
     _judge(cluster, writers, old)
 
 
-def test_nobody_starts_who_lacks_a_finalized_feature(cluster: Mixed, old: Installed) -> None:
+def test_no_member_starts_without_a_finalized_feature(cluster: Mixed, old: Installed) -> None:
     """Neither the last release, nor this one, if it is a later one's."""
     cluster.finalize("of a later release")
     bookie, (proxy, _) = cluster.bookie("b1"), cluster.proxy("p1")
@@ -161,8 +161,8 @@ def test_proxies_of_both_releases_serve_clients_of_both(
     for release, version in ((NOW, THIS), (old, LAST)):
         for part in parts:
             roll(part, release)
-        told = cluster.told()
-        assert (told[Role.BOOKIE], told[Role.PROXY]) == ({version}, {version})
+        known = cluster.releases()
+        assert (known[Role.BOOKIE], known[Role.PROXY]) == ({version}, {version})
     for location in locations:
         for release in (old, NOW):
             assert cluster.read(release, "old", location) > 0
@@ -187,7 +187,7 @@ def test_auto_recovery_of_one_release_repairs_bookies_of_the_other(
     # It is refused while a ledger needs the bookie.
     decommission = ["--uri", cluster.uri, "bookie", "decommission", "b1", "--yes"]
     wait_until(lambda: run(decommission) == 0, timeout_s=240)
-    assert cluster.told()[Role.AUTORECOVERY] == {THIS if repairs is NOW else LAST}
+    assert cluster.releases()[Role.AUTORECOVERY] == {THIS if repairs is NOW else LAST}
     writer.advance()
     _judge(cluster, {"log": writer}, old)
 

@@ -58,8 +58,8 @@ def ask_service(packages: Path) -> Mapping[str, Any]:
     try:
         report: Mapping[str, Any] = json.loads(done.stdout)
     except ValueError as error:
-        told = done.stderr.strip().splitlines() or ["nothing"]
-        raise ConnectionError(f"pip-audit has no answer of its service: {told[-1]}") from error
+        lines = done.stderr.strip().splitlines() or ["nothing"]
+        raise ConnectionError(f"pip-audit has no answer of its service: {lines[-1]}") from error
     return report
 
 

@@ -15,8 +15,8 @@ from tools.site.pages import MERMAID, ROOT, SETTINGS, gather, settings
 
 def main() -> None:
     """Gather the pages and make the site of them; exit with 1 if the generator refuses one."""
-    told = settings()
-    pages, site = ROOT / told["docs_dir"], ROOT / told["site_dir"]
+    values = settings()
+    pages, site = ROOT / values["docs_dir"], ROOT / values["site_dir"]
     kept = ROOT / "build" / "mermaid.min.js"
     bring(kept)
     for folder in (pages, site):

@@ -57,12 +57,12 @@ def is_fresh(notebook: NotebookNode) -> bool:
 def run(notebook: NotebookNode, folder: Path) -> None:
     """Run all cells in a fresh kernel, and keep what a reader should see of the outputs.
 
-    What programs write to standard error, such as Spark's warnings about this machine, is left out,
-    and so is the time at which a cell ran.
+    Text on standard error, such as Spark's warnings about this machine, and the time at which a
+    cell ran are left out.
     """
     from nbclient import NotebookClient  # late: the tests only need what is above
 
-    told = dict(notebook.metadata)
+    metadata = dict(notebook.metadata)
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
@@ -72,7 +72,7 @@ def run(notebook: NotebookNode, folder: Path) -> None:
     )
     client.execute()
     notebook.metadata.clear()
-    notebook.metadata.update(told, **{_DIGEST: digest_of(notebook)})
+    notebook.metadata.update(metadata, **{_DIGEST: digest_of(notebook)})
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]

@@ -33,8 +33,8 @@ _Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda _, name, 
 
 def settings() -> dict[str, Any]:
     """Return what mkdocs.yml says."""
-    told: dict[str, Any] = yaml.load(SETTINGS.read_text(encoding="utf-8"), _Loader)
-    return told
+    values: dict[str, Any] = yaml.load(SETTINGS.read_text(encoding="utf-8"), _Loader)
+    return values
 
 
 def pages_in(nav: Any) -> Iterator[str]:
@@ -59,9 +59,9 @@ def gather(folder: Path) -> None:
         FileNotFoundError: a page, or what it links to, is not there.
         IsADirectoryError: a page links to a folder, which a site cannot show.
     """
-    told = settings()
-    pages = [*pages_in(told["nav"])]
-    files = {ROOT / each for each in told["extra_css"]}
+    values = settings()
+    pages = [*pages_in(values["nav"])]
+    files = {ROOT / each for each in values["extra_css"]}
     for page in pages:
         source, target = source_of(page), folder / page
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def gather(folder: Path) -> None:
 
 def _from_notebook(source: Path, target: Path) -> str:
     """Return a notebook as a page; its pictures lie beside the page."""
-    from nbconvert import MarkdownExporter  # late: the tests only need what is above
+    from nbconvert import MarkdownExporter  # late: most tests need only what is above
 
     resources = {"unique_key": target.stem, "output_files_dir": f"{target.stem}_files"}
     exporter: Any = MarkdownExporter

@@ -37,7 +37,7 @@ class Figure:
     value: int
     aim: int
     parts: tuple[str, ...] = ()
-    """What was counted, the largest first, if it should be none or few."""
+    """The counted things, the largest first, if they should be none or few."""
 
 
 def count(root: Path = ROOT) -> list[Figure]:

@@ -42,7 +42,7 @@ from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths, parse_uri
-from dlcore.transport.client import WireBookieClient
+from dlcore.wire.client import WireBookieClient
 from tools.trace.counts import PACKAGES, ROOT
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class _Cluster:
 async def trace(records: int, folder: Path) -> list[Passage]:
     """Write records one by one, then read others as they are written; return both ways of one.
 
-    Of each kind as many records go before as are counted.
+    As many records of each kind go before as are counted.
     """
     recorder = Recorder()
     async with AsyncExitStack() as stack:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dlcore.access.rights import Rule, require_present, texts_of
-from dlcore.access.zookeeper import EVERYBODY
 from dlcore.api.namespace import Namespace
 from dlcore.backends.direct.log import DirectLog
 from dlcore.backends.direct.metrics import METRICS, samples
 from dlcore.backends.direct.ports import NamespacePorts
 from dlcore.backends.direct.scanning import scan_entries
+from dlcore.base.access.rights import Rule, require_present, texts_of
+from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.background import all_of
 from dlcore.base.clock import Clock, SystemClock
 from dlcore.base.config import (
@@ -65,13 +65,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.access.encryption_keys import EncryptionKeys
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.access.encryption_keys import EncryptionKeys
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.ledger.port import BookieClient
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.append import DirectStagedAppend
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.capability_keys import FollowedKeys
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.metadata.port import MetadataStore
+    from dlcore.wire.port import BookieClient
 
 
 class DirectNamespace(Namespace):
@@ -282,7 +282,7 @@ class DirectNamespace(Namespace):
     async def grant(
         self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
     ) -> list[tuple[bytes, ...]]:
-        from dlcore.access.capability import LIFETIME_S_MAX
+        from dlcore.base.access.capability import LIFETIME_S_MAX
         from dlcore.metadata.capability_keys import ensure_keys
 
         self._require_open()
@@ -491,19 +491,19 @@ async def open_namespace(
         MetadataConnectionError: no answer from the metadata store.
         ConfigurationError: there is no namespace at that path, or there are no keys.
     """
-    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.metadata.binding import ensure_namespace, read_binding
     from dlcore.metadata.capability_keys import own_purse
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.metadata.zookeeper import ZooKeeperStore
-    from dlcore.transport.client import WireBookieClient
+    from dlcore.wire.client import WireBookieClient
 
     parsed, clock = parse_uri(uri), SystemClock()
     paths, client_config = NamespacePaths(parsed.root), client_config or LedgerClientConfig()
     async with AsyncExitStack() as opened:  # closed again if the rest fails
         ring = None
         if encryption_keys:
-            from dlcore.access.encryption_keys import EncryptionKeys
+            from dlcore.base.access.encryption_keys import EncryptionKeys
 
             ring = await EncryptionKeys.open(encryption_keys)
             opened.push_async_callback(ring.aclose)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore
-    from dlcore.ledger.port import BookieClient
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
+    from dlcore.wire.port import BookieClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

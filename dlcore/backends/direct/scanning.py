@@ -22,7 +22,7 @@ from dlcore.log.reading.snapshot import LogFollower
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from dlcore.access.encryption_keys import EncryptionKeys
+    from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.ledger.client import LedgerClient
     from dlcore.log.context import LogContext
     from dlcore.log.reading.scan import ScanBatch, ScanRange

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.flight.bearer import Token
+    from dlcore.base.access.tls import TlsFiles
 
 _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
@@ -225,7 +225,7 @@ class Endpoint(AsyncClosing):
         self._tls = tls
         in_use = None
         if tls is not None:
-            from dlcore.access.tls_in_use import TlsInUse  # not needed without TLS
+            from dlcore.base.access.tls_in_use import TlsInUse  # not needed without TLS
 
             in_use = TlsInUse(tls)
         self._channels = Channels(in_use)
@@ -282,12 +282,12 @@ class Endpoint(AsyncClosing):
                     self._require_open()  # `aclose` ends calls by a cancellation
                 raise
             except grpc.aio.AioRpcError as failure:
-                told = dict(failure.trailing_metadata() or ())
-                location = told.get(LOCATION_KEY)
+                trailing = dict(failure.trailing_metadata() or ())
+                location = trailing.get(LOCATION_KEY)
                 self.is_reached |= location is not None
                 error = error_of(failure.code(), failure.details() or "")
                 error = await self.explained(error, turn)
-                after_s = int(told.get(RETRY_KEY, 0)) / 1000
+                after_s = int(trailing.get(RETRY_KEY, 0)) / 1000
                 again = error.retriable or self.renewed(error, sent)
                 pause_s = retries.failed(error, location, again=again, retry_after_s=after_s)
             else:

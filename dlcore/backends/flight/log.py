@@ -173,10 +173,6 @@ class FlightLog(DistributedLogManager):
         return (await planning.act(self._calls, actions.TRUNCATE, request)).truncated
 
     @override
-    async def get_settings(self) -> LogSettings:
-        return await self.update_settings()
-
-    @override
     async def update_settings(self, /, **changes: object) -> LogSettings:
         request = SettingsRequest(log=self.name, log_id=self.log_id, changes=changes)
         return (await planning.act(self._calls, actions.SETTINGS, request)).settings

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from typing_extensions import override
 
-from dlcore.access.rights import require_present, texts_of
 from dlcore.api.namespace import Namespace
 from dlcore.backends.flight import planning
 from dlcore.backends.flight.endpoint import LIST_ANSWER_S, Endpoint
 from dlcore.backends.flight.log import FlightLog, client_config
+from dlcore.base.access.rights import require_present, texts_of
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import (
     LogConfig,
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.flight.bearer import Token
     from dlcore.backends.flight.staging import FlightStagedAppend, FlightStagingWriter
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
@@ -117,7 +117,7 @@ class FlightNamespace(Namespace):
     async def get_schemas(
         self, names: Sequence[str], *, for_write: bool = False
     ) -> dict[str, pa.Schema | None]:
-        targets = await planning.get_targets(self._calls, names)
+        targets = await planning.get_targets(self._calls, names, for_write=for_write)
         if for_write:
             return schemas_to_write(targets)
         return {name: target.schema for name, target in targets.items()}

@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from dlcore.backends.flight.endpoint import Retries
-from dlcore.base.errors import EndOfStreamError, LedgerReadError
+from dlcore.base.errors import ConfigurationError, EndOfStreamError, LedgerReadError
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import RecordField, RecordPlace
 from dlcore.flight import actions
 from dlcore.flight.planning import (
     KnownLog,
-    LogsRequest,
     PlacesRequest,
+    SchemasRequest,
     Search,
     SnapshotsRequest,
     unpack_snapshots,
@@ -59,7 +59,7 @@ _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
 
 def arrow_of(message: PutMessage) -> pa.Buffer:
     """Return the Arrow message that a Flight message contains."""
-    header = message.told.data_header
+    header = message.data.data_header
     return pa.py_buffer(b"".join((_PREFIX.pack(-1, len(header)), header, message.body)))
 
 
@@ -84,10 +84,10 @@ async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, 
         async for data in messages:
             message = PutMessage.parse(data)
             arrow = arrow_of(message)
-            if not message.told.app_metadata:
+            if not message.data.app_metadata:
                 schema = pa.ipc.read_schema(arrow)
                 continue
-            end = msgspec.json.decode(message.told.app_metadata, type=Passed).next
+            end = msgspec.json.decode(message.data.app_metadata, type=Passed).next
             ticket = msgspec.structs.replace(ticket, start=Place(dlsn=end))
             batch = pa.ipc.read_record_batch(arrow, schema)
             yield Received(batch, DLSN.parse(end))
@@ -193,9 +193,18 @@ def _continued(before: LogSnapshot, now: LogSnapshot) -> LogSnapshot:
     return replace(now, segments=(*kept, *now.segments))
 
 
-async def get_targets(calls: Endpoint, names: Sequence[str]) -> dict[str, Target]:
-    """Return what a writer of each existing log has to know."""
-    answer = await act(calls, actions.SCHEMAS, LogsRequest(list(names)))
+async def get_targets(
+    calls: Endpoint, names: Sequence[str], *, for_write: bool
+) -> dict[str, Target]:
+    """Return the columns of each existing log; for a writer also whether it is sealed."""
+    request = SchemasRequest(list(names), for_write=for_write)
+    try:
+        answer = await act(calls, actions.SCHEMAS, request)
+    except ConfigurationError:
+        if not for_write:
+            raise
+        # A proxy of 0.2.0 refuses the field, and tells of no seal: the commit refuses the records.
+        answer = await act(calls, actions.SCHEMAS, SchemasRequest(list(names)))
     return {
         name: Target(
             None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema)),

@@ -171,8 +171,8 @@ class ProducerDriver:
 
     def _on_defect(self, error: BaseException) -> None:
         # No task does this work now: callers that wait for it must not wait for ever.
-        told = f"the writer of log {self._log.name!r} broke: {error!r}"
-        self.handle(Fail(UnexpectedError(told)))
+        text = f"the writer of log {self._log.name!r} broke: {error!r}"
+        self.handle(Fail(UnexpectedError(text)))
 
 
 class _Stream:

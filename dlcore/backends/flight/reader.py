@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.backends.flight.endpoint import Retries
 from dlcore.backends.flight.planning import look, place_of, received
-from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -114,7 +114,7 @@ class _Feed:
     def __init__(self, messages: AsyncGenerator[Received, None], *, follows: bool) -> None:
         self.follows = follows
         self._messages = messages
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self._next: asyncio.Task[Received | None] | None = None
 
     @property

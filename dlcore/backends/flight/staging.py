@@ -26,7 +26,7 @@ from dlcore.backends.flight.streams import (
     first_message,
     write,
 )
-from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
@@ -79,7 +79,7 @@ class FlightStagingWriter(StagingWriter):
         self._calls = calls
         self._target = StagingTarget(identity, shared)
         self._patience_s = patience_s
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self._forget()
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class FlightStagingWriter(StagingWriter):
             raise too_long(message, self._message_bytes_max)
         half = batch.num_rows // 2
         for rows in (batch.slice(0, half), batch.slice(half)):
-            yield from self._parts(framed(rows.serialize(), parsed.told.app_metadata))
+            yield from self._parts(framed(rows.serialize(), parsed.data.app_metadata))
 
     def _heard(self) -> asyncio.Task[list[StagedExtent]]:
         if self._answer is None:

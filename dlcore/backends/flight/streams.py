@@ -66,19 +66,19 @@ async def ended(call: Any) -> EndedError:
     if is_cancelled():
         raise asyncio.CancelledError
     code, details = await call.code(), await call.details() or ""
-    told = dict(await call.trailing_metadata() or ())
-    location = told.get(LOCATION_KEY)
+    trailing = dict(await call.trailing_metadata() or ())
+    location = trailing.get(LOCATION_KEY)
     if code is grpc.StatusCode.OK:
         error: DLError = ProxyUnavailableError("the proxy ended the stream")
         return EndedError(error, again=True, location=location)
     error = error_of(code, details)
     if isinstance(error, SequenceGapError):
-        error.expected = int(told.get(EXPECTED_KEY, -1))
+        error.expected = int(trailing.get(EXPECTED_KEY, -1))
     if isinstance(error, ConditionFailedError):
-        last = told.get(LAST_KEY, "none")
+        last = trailing.get(LAST_KEY, "none")
         error.last = None if last == "none" else last
     again = code.name in _AGAIN or details == BROKEN or error.retriable
-    return EndedError(error, again, location, int(told.get(RETRY_KEY, 0)) / 1000)
+    return EndedError(error, again, location, int(trailing.get(RETRY_KEY, 0)) / 1000)
 
 
 async def read(call: Any) -> PutReply:

@@ -51,7 +51,7 @@ async def forget(calls: Endpoint, log: LogKey, subscriber: str) -> bool:
 
 
 class FlightHold:
-    """A subscription of a log, from `take` until somebody else takes it."""
+    """A subscription of a log, from `take` until another one takes it."""
 
     def __init__(self, calls: Endpoint, log: LogKey, subscriber: str) -> None:
         self._calls = calls
@@ -95,8 +95,8 @@ class FlightHold:
 
     async def _wait_for(self, position: DLSN, held: OwnershipAcquireFailedError) -> None:
         loop = asyncio.get_running_loop()
-        told = "%s; waiting for as long as the proxy does"
-        telling = loop.call_at(Wait(loop.time()).due_s, logger.warning, told, held)
+        text = "%s; waiting for as long as the proxy does"
+        telling = loop.call_at(Wait(loop.time()).due_s, logger.warning, text, held)
         try:
             await self._move(position, waits=True)
         finally:

@@ -10,14 +10,14 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
-from dlcore.access.tls import context_for
-from dlcore.access.tls_refusals import explained, judge_as_grpc, own_refusal
+from dlcore.base.access.tls import context_for
+from dlcore.base.access.tls_refusals import explained, judge_as_grpc, own_refusal
 from dlcore.base.errors import ConfigurationError, DLError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 _SERVERS = ssl.Purpose.SERVER_AUTH
 _LOOK_S = 2.0
@@ -68,9 +68,9 @@ async def tls_reason(address: str, tls: TlsFiles | None, *, is_secure: bool) -> 
     if found is None or found == _SETTINGS:
         return None
     if tls is None or not tls.cert:
-        return f"it lets nobody in without a certificate: {_EXPECTED}"
+        return f"it lets no client in without a certificate: {_EXPECTED}"
     own = own_refusal(tls, host=None, strictly=False)
-    return f"it lets nobody in with cert={tls.cert!r}: {own or _EXPECTED}"
+    return f"it lets no client in with cert={tls.cert!r}: {own or _EXPECTED}"
 
 
 _EXPECTED = "expected a certificate signed by whom its tls_ca names"

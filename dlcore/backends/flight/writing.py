@@ -156,7 +156,7 @@ class FlightWriter(AsyncLogWriter):
         try:
             await barrier
         except DLError:
-            self._machine.was_told = True
+            self._machine.is_error_reported = True
             raise
         return self.last_dlsn
 
@@ -185,7 +185,7 @@ class FlightWriter(AsyncLogWriter):
         if self._machine.is_closing:
             return
         try:
-            if self._machine.error is None or not self._machine.was_told:
+            if self._machine.error is None or not self._machine.is_error_reported:
                 await self.flush()
             self._driver.handle(Close(self._loop.time()))
             if self._machine.error is None:
@@ -208,12 +208,12 @@ class FlightWriter(AsyncLogWriter):
     def report_unwritten(self, reason: str) -> None:
         """Log an error for a writer that was not closed and has unacknowledged records."""
         lost = self._machine.lost
-        if lost and not self._machine.was_told and self in left_open:
-            told = f"{counted(lost)}: the writer was not closed, and {reason}"
+        if lost and not self._machine.is_error_reported and self in left_open:
+            text = f"{counted(lost)}: the writer was not closed, and {reason}"
             logger.error(
                 "log %r: not written: %s; to do: write these records again if they are needed",
                 self.log_name,
-                told,
+                text,
             )
             left_open.discard(self)  # it is reported once
 

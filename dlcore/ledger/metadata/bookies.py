@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from dlcore.base.config import DEFAULT_RACK
-from dlcore.base.features import UNTOLD, Release
+from dlcore.base.features import UNKNOWN_RELEASE, Release
 from dlcore.base.html_tables import ShownFields
 from dlcore.base.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count, Text
@@ -32,7 +32,7 @@ class BookieRegistration(ShownFields, msgspec.Struct, frozen=True, kw_only=True)
     total_bytes: Count = 0
     session: str = ""
     control_address: Annotated[str, msgspec.Meta(pattern=r"^(.+:[0-9]+)?$")] = ""
-    release: Release = UNTOLD
+    release: Release = UNKNOWN_RELEASE
 
     @property
     def bookie(self) -> BookieId:

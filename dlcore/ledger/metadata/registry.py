@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
@@ -46,7 +46,7 @@ class BookieRegistry:
         self._changed = asyncio.Event()  # replaced by a new one at each change
         self._all: dict[BookieId, str] | None = None  # None: the list has changed since it was read
         self._reading: asyncio.Task[dict[BookieId, str]] | None = None
-        self._reads = BackgroundTasks(told_to_callers)  # a caller may leave while one runs
+        self._reads = BackgroundTasks(reported_to_callers)  # a caller may leave while one runs
         self._unsubscribes: list[Unsubscribe] = []
 
     async def get_bookies(self) -> list[BookieRegistration]:

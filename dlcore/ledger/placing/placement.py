@@ -190,10 +190,12 @@ def weigh(sites: Sequence[BookieSite]) -> list[float]:
 
     Sites without known space weigh as much as the median; if none is known, all weigh the same.
     """
-    told = sorted(each.free_bytes for each in sites if each.free_bytes > 0 and each.total_bytes > 0)
-    if not told:
+    known = sorted(
+        each.free_bytes for each in sites if each.free_bytes > 0 and each.total_bytes > 0
+    )
+    if not known:
         return [1.0] * len(sites)
-    median = told[(len(told) - 1) // 2]  # the lower one of two, or the huge one could be it
+    median = known[(len(known) - 1) // 2]  # the lower one of two, or the huge one could be it
     return [
         float(min(each.free_bytes, WEIGHT_MEDIANS_MAX * median) if each.total_bytes else median)
         for each in sites

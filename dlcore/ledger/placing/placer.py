@@ -106,7 +106,7 @@ class Placer:
             MetadataError: the store failed.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
-        is_told = False
+        is_logged = False
         while True:
             # Watched before the choice, so that a bookie that comes in between is not missed.
             changed = self._registry.watch_changes()
@@ -115,14 +115,14 @@ class Placer:
             except NotEnoughBookiesError as error:
                 try:
                     async with asyncio.timeout_at(deadline):
-                        if not is_told:
+                        if not is_logged:
                             logger.warning(
                                 "a new ledger waits up to %.1f s: %s; to do: start more bookies, "
                                 "or free disks; writing fails after this time",
                                 wait_s,
                                 error,
                             )
-                            is_told = True
+                            is_logged = True
                         await changed.wait()
                 except TimeoutError:
                     raise error from None

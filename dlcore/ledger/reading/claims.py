@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dlcore.base.config import QuorumConfig
-    from dlcore.ledger.port import EntryRange
+    from dlcore.wire.port import EntryRange
 
 
 def vouched_and_claimed(lacs: Iterable[int], *, floor: int) -> tuple[int, int]:

@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlcore.base.config import QuorumConfig
-    from dlcore.ledger.port import HeldEntries
+    from dlcore.wire.port import HeldEntries
 
 
 class LedgerEnd(NamedTuple):
     """The end of an open ledger by the answers of its bookies.
 
-    Entries up to `told`, the highest LAC, are acknowledged; the entries after it up to `held` are
-    held by an ack quorum.  The next entry is absent, or `is_decided` is False.  If one bookie alone
+    Entries up to `claimed`, the highest LAC, are acknowledged.  An ack quorum holds the entries
+    after it up to `held`.  The next entry is absent, or `is_decided` is False.  If one bookie alone
     returned a LAC above `vouched`, it is a claim (`claims`), unless others hold the entries up to
     it.
     """
 
-    told: int
+    claimed: int
     held: int
     is_decided: bool
     vouched: int
@@ -71,10 +71,10 @@ def judge_end(
     if not is_covered(quorum, answers.keys()):
         return None
     lacs = [answer.last_add_confirmed for answer in answers.values()]
-    vouched, told = vouched_and_claimed(lacs, floor=first_entry_id - 1)
-    is_vouched = _is_vouched(quorum, answers, vouched, told)
+    vouched, claimed = vouched_and_claimed(lacs, floor=first_entry_id - 1)
+    is_vouched = _is_vouched(quorum, answers, vouched, claimed)
     absent_min = quorum.write_quorum_size - quorum.ack_quorum_size + 1
-    held = told
+    held = claimed
     while True:
         entry_id = held + 1
         known = [
@@ -84,12 +84,12 @@ def judge_end(
         ]
         if known.count(True) < quorum.ack_quorum_size:
             is_decided = known.count(False) >= absent_min
-            return LedgerEnd(told, held, is_decided, vouched, is_vouched)
+            return LedgerEnd(claimed, held, is_decided, vouched, is_vouched)
         held = entry_id
 
 
 def _is_vouched(
-    quorum: QuorumConfig, answers: Mapping[int, HeldEntries], vouched: int, told: int
+    quorum: QuorumConfig, answers: Mapping[int, HeldEntries], vouched: int, claimed: int
 ) -> bool:
     """Return whether others hold enough of the entries that one bookie alone calls acknowledged."""
     others = {
@@ -98,7 +98,7 @@ def _is_vouched(
         if answer.last_add_confirmed <= vouched
     }
     holders_min = max(1, quorum.ack_quorum_size - 1)
-    for entry_id in range(vouched + 1, told + 1):
+    for entry_id in range(vouched + 1, claimed + 1):
         write_positions = write_set(quorum, entry_id)
         holders = sum(p in others and _holds(others[p], entry_id) is True for p in write_positions)
         if holders < holders_min:
@@ -110,4 +110,4 @@ def _holds(answer: HeldEntries, entry_id: int) -> bool | None:
     """Return whether a bookie holds an entry above the LAC; None: it did not say."""
     if any(first <= entry_id <= last for first, last in answer.ranges):
         return True
-    return False if entry_id <= answer.told_to else None
+    return False if entry_id <= answer.known_to else None

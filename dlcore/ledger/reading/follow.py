@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.ledger.port import HeldEntries
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import HeldEntries
 
 _SILENCE_S = 1.0
 """After this long without news all bookies are asked whether they know more."""
@@ -172,7 +172,7 @@ class EndRead:
 
 
 @dataclass(frozen=True, slots=True)
-class EndTold:
+class EndFound:
     """Event: a read of the caller found that entries may be read up to this one."""
 
     last_entry_id: int
@@ -229,7 +229,7 @@ Event: TypeAlias = (
     | Tick
     | MembersAnswered
     | EndRead
-    | EndTold
+    | EndFound
     | MetadataRead
     | CallFailed
     | RangeRead
@@ -408,7 +408,7 @@ class LedgerFollow(Machine[FollowState]):
             case EndRead(last_entry_id, metadata):
                 self._is_asking = False
                 return [*self._learn(metadata), *self._claimed(last_entry_id, None)]
-            case EndTold(last_entry_id):
+            case EndFound(last_entry_id):
                 return self._claimed(last_entry_id, None)
             case CallFailed(call):
                 return self._call_failed(call)

@@ -19,8 +19,8 @@ from dlcore.ledger.reading.follow import (
     CheckLac,
     Control,
     Effect,
+    EndFound,
     EndRead,
-    EndTold,
     Event,
     Fail,
     Follow,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.ledger.port import BookieClient, FollowUpdate, HeldEntries
+    from dlcore.wire.port import BookieClient, FollowUpdate, HeldEntries
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +121,9 @@ class LedgerFollower:
             self._following = None  # its frames refer to this object
             await self._tasks.aclose()
 
-    def tell_end(self, last_entry_id: int) -> None:
+    def note_end(self, last_entry_id: int) -> None:
         """Deliver up to this entry, which may be read, without waiting for a bookie's message."""
-        self._handle(EndTold(last_entry_id))
+        self._handle(EndFound(last_entry_id))
 
     def metadata_changed(self) -> None:
         """Read the metadata again."""

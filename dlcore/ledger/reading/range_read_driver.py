@@ -7,7 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import BackgroundTasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, reported_to_callers
 from dlcore.base.errors import DLError
 from dlcore.ledger.reading.range_read import (
     Arrived,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.ledger.port import BookieClient
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import BookieClient
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Stream:
 
     def __init__(self, chunks: AsyncIterator[Frames]) -> None:
         self._chunks = chunks
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self.task = self._fetch()
 
     def _fetch(self) -> asyncio.Task[Frames | None]:
@@ -170,7 +170,7 @@ class RangeRead:
                     self._closing.append(self._streams.pop((lane, bookie)))
                 case TellFailure(bookie, entry_id, error):
                     ledger_id = self._ledger_id
-                    told = "read failed ledger=%d entry=%d bookie=%s: %s"
-                    logger.info(told, ledger_id, entry_id, bookie, error)
+                    text = "read failed ledger=%d entry=%d bookie=%s: %s"
+                    logger.info(text, ledger_id, entry_id, bookie, error)
                 case _:
                     assert_never(effect)

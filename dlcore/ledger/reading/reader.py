@@ -16,12 +16,12 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.claims import confirmed_of
 from dlcore.ledger.reading.confirmed import judge_end
 from dlcore.ledger.reading.follow import FollowStep
 from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
+from dlcore.wire.port import ENTRY_ID_MAX, HeldEntries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.ledger.port import BookieClient, ColdEntries, EntryRange
+    from dlcore.ledger.port import ColdEntries
     from dlcore.ledger.reading.confirmed import LedgerEnd
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import BookieClient, EntryRange
 
 __all__ = ["FollowStep", "LedgerReader"]
 
@@ -124,24 +125,24 @@ class LedgerReader:
                     await asyncio.sleep(patience_s)
                     patience_s *= 2
                     continue
-                confirmed = await self.disprove(ensemble, vouched=end.vouched, claimed=end.told)
-                if confirmed < end.told:
+                confirmed = await self.disprove(ensemble, vouched=end.vouched, claimed=end.claimed)
+                if confirmed < end.claimed:
                     return confirmed
             # Entries above the LAC count only if no ensemble change or recovery drops them.
-            if end.is_decided and (end.held == end.told or await self._stays(ensemble)):
+            if end.is_decided and (end.held == end.claimed or await self._stays(ensemble)):
                 return end.held
             if self._ledger_store is None:
-                return end.told  # held entries count only together with the current metadata
+                return end.claimed  # held entries count only together with the current metadata
             if loop.time() >= deadline:
                 raise self._undecided(end)
             await asyncio.sleep(patience_s)
             patience_s = min(2 * patience_s, _PATIENCE_S_MAX)
         return self._metadata.last_entry_id
 
-    def tell_end(self, last_entry_id: int) -> None:
+    def note_end(self, last_entry_id: int) -> None:
         """Tell the followers of this reader that entries may be read up to this one."""
         for follower in tuple(self._followers):
-            follower.tell_end(last_entry_id)
+            follower.note_end(last_entry_id)
 
     async def _stays(self, ensemble: Ensemble) -> bool:
         """Return whether the entries that these bookies hold are sure to stay in the ledger."""
@@ -154,8 +155,8 @@ class LedgerReader:
         state = self._metadata.state.name
         return LedgerReadError(
             f"ledger {self._metadata.ledger_id} ({state}): its last acknowledged entry is unknown "
-            f"after {self._config.read_timeout_s} s: entry {end.told} is acknowledged, but too few "
-            "bookies answer about later ones, or a recovery does not end; recover the log to "
+            f"after {self._config.read_timeout_s} s: entry {end.claimed} is acknowledged, but too "
+            "few bookies answer about later ones, or a recovery does not end; recover the log to "
             "decide it"
         )
 

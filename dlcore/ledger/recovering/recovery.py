@@ -57,7 +57,7 @@ class RecoveryState(State):
 
     READY = "nothing has begun"
     FENCING = "the bookies of the last ensemble are fenced"
-    CHECKING = "entries up to a LAC that one bookie alone told are read"
+    CHECKING = "entries up to a LAC that only one bookie reports are read"
     READING = "entries are read and written back, until one is proven never acknowledged"
     WRITING_BACK = "the end is known, and entries before it are being written back"
     ENDED = "all is written back, and the ledger may be closed"

@@ -749,8 +749,8 @@ class Replacements:
 
     def missing(self) -> str:
         """Return in words which members failed, and why no other bookie takes their places."""
-        failed = _told({each: self._reasons[each] for each in self.failed.values()})
-        refused = f", for new ones refused entries: {_told(self.unfit)}" if self.unfit else ""
+        failed = _reasons_of({each: self._reasons[each] for each in self.failed.values()})
+        refused = f", for new ones refused entries: {_reasons_of(self.unfit)}" if self.unfit else ""
         return f"{failed} failed, and no other writable bookie can take the place{refused}"
 
 
@@ -1320,5 +1320,5 @@ def _taken(metadata: LedgerMetadata, note: str = "") -> LedgerFencedError | Ledg
     )
 
 
-def _told(errors: Mapping[BookieId, DLError]) -> str:
+def _reasons_of(errors: Mapping[BookieId, DLError]) -> str:
     return ", ".join(f"{each} ({errors[each]})" for each in sorted(errors))

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError, ObjectStoreError, TableError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.log.cold.delta_format import (
     COLUMNS_OF_FILES,
@@ -37,7 +37,7 @@ from dlcore.log.cold.delta_log import (
 )
 from dlcore.log.cold.files_kept import FilesKept
 from dlcore.log.cold.objects import delete_below
-from dlcore.log.cold.stores import OPTIONS, read_whole, sync_file, told
+from dlcore.log.cold.stores import OPTIONS, read_whole, store_errors, sync_file
 from dlcore.log.cold.table_format import (
     CHECKPOINT_EVERY,
     TableFiles,
@@ -133,7 +133,7 @@ class DeltaTables:
 
     def _read_whole(self) -> DeltaState | None:
         module = _library(self.url)
-        with _told("reading", self.url):
+        with _delta_errors("reading", self.url):
             try:
                 table = module.DeltaTable(self.url, storage_options=OPTIONS)
             except module.exceptions.TableNotFoundError:
@@ -175,13 +175,23 @@ class DeltaTables:
         """Return the position of a version.
 
         Raises:
-            ObjectStoreError: there is no such version, or it is too old.
+            TableError: there is no such version, or it is too old.
+            ObjectStoreError: it cannot be read now.
         """
-        return await asyncio.to_thread(self._position_at, version)
+        try:
+            return await asyncio.to_thread(self._position_at, version)
+        except ObjectStoreError as error:
+            oldest, seen = await self._oldest(), await self.look()
+            if seen is not None and not oldest <= version <= seen.version:
+                raise TableError(
+                    f"version {version} of the table in {self.url}: expected one from {oldest}, "
+                    f"the oldest that is left, to {seen.version}"
+                ) from error
+            raise
 
     def _position_at(self, version: int) -> Place | None:
         module = _library(self.url)
-        with _told(f"reading version {version} of", self.url):
+        with _delta_errors(f"reading version {version} of", self.url):
             table = module.DeltaTable(self.url, version=version, storage_options=OPTIONS)
             number = table.transaction_version(self._app_id)
         return None if number is None else place_of(number)
@@ -237,7 +247,7 @@ class DeltaTables:
         self, name: str, fields: Sequence[Field], files: Sequence[AddedFile], position: Place
     ) -> None:
         module = _library(self.url)
-        with _told("making", self.url):
+        with _delta_errors("making", self.url):
             module.transaction.create_table_with_add_actions(
                 self.url,
                 _schema(module, fields),
@@ -261,7 +271,7 @@ class DeltaTables:
 
     def _add_fields(self, fields: Sequence[Field], position: Place) -> None:
         module = _library(self.url)
-        with _told("adding columns to", self.url):
+        with _delta_errors("adding columns to", self.url):
             table = module.DeltaTable(self.url, version=self._version, storage_options=OPTIONS)
             table.alter.add_columns(
                 list(_schema(module, fields).fields), **self._commit(module, position)
@@ -329,7 +339,7 @@ class DeltaTables:
 
     def _tidy(self) -> None:
         module = _library(self.url)
-        with _told("making a checkpoint of", self.url):
+        with _delta_errors("making a checkpoint of", self.url):
             table = module.DeltaTable(self.url, storage_options=OPTIONS)
             table.create_checkpoint()
             table.cleanup_metadata()
@@ -386,9 +396,9 @@ def _library(url: str) -> Any:
 
 
 @contextmanager
-def _told(what: str, url: str) -> Iterator[None]:
+def _delta_errors(what: str, url: str) -> Iterator[None]:
     """Raise what the library raises as `ObjectStoreError`."""
     from deltalake.exceptions import DeltaError
 
-    with told(what, url, DeltaError, ValueError):
+    with store_errors(what, url, DeltaError, ValueError):
         yield

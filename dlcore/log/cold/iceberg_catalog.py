@@ -17,7 +17,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError, ObjectStoreError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.log.cold import stores
 
@@ -80,7 +80,7 @@ def open_catalog(url: str) -> Any:
         ObjectStoreError: it does not answer.
     """
     properties = configuration(url)
-    with told("opening the catalog of", url):
+    with catalog_errors("opening it for", url):
         from pyiceberg.exceptions import NotInstalledError
 
         try:
@@ -101,11 +101,24 @@ def _opened(properties: str) -> Any:
             chosen = json.loads(properties)
             chosen.setdefault("py-io-impl", "dlcore.log.cold.iceberg_io.TierFiles")
             found = _made(chosen)
-            for other in _open.values():
-                other.close()  # what it is still used for fails, and is done again
-            _open.clear()
+            _close()
             _open[properties] = found
         return _open[properties]
+
+
+def reopen() -> None:
+    """Let the next call connect again.
+
+    A connection may outlive its catalog: to SQLite's file that was replaced, it fails for ever.
+    """
+    with _opening:
+        _close()
+
+
+def _close() -> None:
+    for each in _open.values():
+        each.close()  # what it is still used for fails, and is done again
+    _open.clear()
 
 
 def _made(properties: dict[str, Any]) -> Any:
@@ -141,7 +154,7 @@ def _loaded(url: str, place: tuple[str, str]) -> Any:
     catalog = open_catalog(url)
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-    with told("reading the table", url), suppress(NoSuchTableError, NoSuchNamespaceError):
+    with catalog_errors("reading the table", url), suppress(NoSuchTableError, NoSuchNamespaceError):
         return catalog.load_table(identifier_of(place))
     return None
 
@@ -152,14 +165,21 @@ def namespace_of(url: str) -> str:
 
 
 @contextmanager
-def told(what: str, url: str) -> Iterator[None]:
-    """Raise what the library raises as `ObjectStoreError`."""
+def catalog_errors(what: str, url: str) -> Iterator[None]:
+    """Raise what the library raises as `ObjectStoreError`, and connect again for the next call."""
     from pyiceberg import exceptions
 
     kinds = [each for each in vars(exceptions).values() if isinstance(each, type)]
     kinds += [ValueError, RuntimeError, *_of_databases()]
-    with stores.told(what, url, *(each for each in kinds if issubclass(each, Exception))):
-        yield
+    what = f"catalog {CATALOG}: {what}"
+    try:
+        with stores.store_errors(
+            what, url, *(each for each in kinds if issubclass(each, Exception))
+        ):
+            yield
+    except ObjectStoreError:
+        reopen()
+        raise
 
 
 def _of_databases() -> list[type[Exception]]:

@@ -21,7 +21,7 @@ from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ObjectStoreError, TableError
 from dlcore.log.cold import iceberg_catalog
 from dlcore.log.cold.files_kept import FilesKept
-from dlcore.log.cold.iceberg_catalog import identifier_of, told
+from dlcore.log.cold.iceberg_catalog import catalog_errors, identifier_of
 from dlcore.log.cold.iceberg_format import (
     ANCESTORS_MAX,
     FIRST_METADATA,
@@ -130,6 +130,7 @@ class IcebergTables:
         async for page in self._objects.list_below(f"{self.url}/{FOLDER}"):
             for each in page:
                 if not each.url.endswith((f"/{FIRST_METADATA}", f"/{REGISTERED_METADATA}")):
+                    iceberg_catalog.reopen()  # the right one may be put there
                     raise TableError(
                         f"the catalog {iceberg_catalog.CATALOG} lacks the table {'.'.join(place)} "
                         f"of {self.url}, which has been there: is it another catalog?  To do: name "
@@ -141,7 +142,7 @@ class IcebergTables:
         metadata = table.metadata
         require_properties(metadata.properties)
         current = metadata.current_snapshot()
-        with told("reading the files of", self.url):
+        with catalog_errors("reading the files of", self.url):
             self._manifests = [] if current is None else list(self._held(table, current))
         newest = newest_in(_ancestors(metadata), _tagged(metadata), self._app_id)
         position = None if newest is None else position_of(newest, self._app_id)
@@ -193,12 +194,16 @@ class IcebergTables:
         """Return the position of the snapshot with an id; None if it has none.
 
         Raises:
-            ObjectStoreError: there is no such snapshot any more.
+            TableError: there is no such snapshot, or not any more.
+            ObjectStoreError: the table cannot be read now.
         """
         table = await self._load()
         found = None if table is None else table.metadata.snapshot_by_id(version)
         if found is None:
-            raise ObjectStoreError(f"the table in {self.url} has no snapshot {version} any more")
+            raise TableError(
+                f"version {version} of the table in {self.url}: expected the id of one of its "
+                "snapshots; those that expired are gone"
+            )
         return position_of(_snapshot(found), self._app_id)
 
     async def version_with(self, place: Place) -> int:
@@ -277,7 +282,7 @@ class IcebergTables:
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         url = f"{self.url}/{FOLDER}/{REGISTERED_METADATA}"
-        with told("making", self.url):
+        with catalog_errors("making", self.url):
             if size_of(url) is None:  # a worker that died may have written it
                 put_new(url, first)
             # A client that may not make a namespace can work with one that is there.
@@ -308,7 +313,7 @@ class IcebergTables:
         metadata = table.metadata
         number = max(each.schema_id for each in metadata.schemas) + 1
         new = {"type": "struct", "fields": with_fields(_fields_of(metadata), fields)}
-        with told("adding columns to", self.url):
+        with catalog_errors("adding columns to", self.url):
             schema = Schema.model_validate({**new, "schema-id": number})
             # The library's own `update_schema` gives columns other ids than the objects have.
             table.catalog.commit_table(
@@ -348,7 +353,7 @@ class IcebergTables:
 
         seen = self._seen_last
         last = summary_of(self._app_id, position, seen.version + 1)
-        with told("changing", self.url):
+        with catalog_errors("changing", self.url):
             transaction = _with_current_snapshot_only(self._table).transaction()
             if is_same or not adds:
                 snapshot_id = self._overwrite(transaction, adds, removes, last)
@@ -452,7 +457,7 @@ class IcebergTables:
         """Remove old snapshots; return the manifests and their lists that no other one has."""
         table = self._table
         metadata = table.metadata
-        with told("removing old snapshots of", self.url):
+        with catalog_errors("removing old snapshots of", self.url):
             chain = [each.snapshot_id for each in _walk(metadata)]
             kept = {*chain[: self._snapshots_kept]}
             kept |= {each.snapshot_id for each in metadata.refs.values()}
@@ -460,7 +465,7 @@ class IcebergTables:
             if not old:
                 return []
             # A manifest is in consecutive snapshots: what a kept one has, the oldest of them has,
-            # or one with a tag of somebody's.
+            # or one with a user's tag.
             oldest = chain[: self._snapshots_kept][-1:]
             others = [each for each in kept if each not in chain[: self._snapshots_kept]]
             needed = {
@@ -486,7 +491,7 @@ class IcebergTables:
         await delete_below(self._objects, f"{self.url}/{FOLDER}")
 
     def _drop(self, table: Any) -> None:
-        with told("dropping", self.url):
+        with catalog_errors("dropping", self.url):
             table.catalog.drop_table(table.name())
 
 

@@ -47,6 +47,7 @@ OPTIONS = {
 _CLIENTS_MAX = 64
 _REASON_MAX = 300
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_DETAILS = re.compile(r"\n\nDebug source:|\n\[SQL: ")
 
 
 class StoredObjects(Objects):
@@ -85,7 +86,7 @@ def put_new(url: str, data: BytesLike) -> None:
     Raises:
         ObjectStoreError: there is one, or it is unknown whether it was stored.
     """
-    with told("writing", url):
+    with store_errors("writing", url):
         library, store, key = _place(url)
         # In one request: a store puts an object together from parts without the condition.
         library.put(store, key, data, mode="create", use_multipart=False)
@@ -99,7 +100,7 @@ def read_part(url: str, start: int, end: int) -> BytesLike:
     Raises:
         ObjectStoreError: it is not there, or shorter, or cannot be read now.
     """
-    with told("reading", url):
+    with store_errors("reading", url):
         library, store, key = _place(url)
         found = memoryview(library.get_range(store, key, start=start, end=end))
     if len(found) != end - start:
@@ -116,7 +117,7 @@ def read_whole(url: str) -> bytes | None:
     Raises:
         ObjectStoreError: it cannot be read now.
     """
-    with told("reading", url):
+    with store_errors("reading", url):
         library, store, key = _place(url)
         try:
             return bytes(library.get(store, key).bytes())
@@ -130,7 +131,7 @@ def size_of(url: str) -> int | None:
     Raises:
         ObjectStoreError: the store does not answer now.
     """
-    with told("looking at", url):
+    with store_errors("looking at", url):
         library, store, key = _place(url)
         try:
             return int(library.head(store, key)["size"])
@@ -144,7 +145,7 @@ def delete(url: str) -> None:
     Raises:
         ObjectStoreError: it is unknown whether it is gone.
     """
-    with told("deleting", url):
+    with store_errors("deleting", url):
         library, store, key = _place(url)
         try:
             library.delete(store, key)
@@ -153,7 +154,7 @@ def delete(url: str) -> None:
 
 
 def _pages_below(url: str) -> Iterator[Sequence[ListedObject]]:
-    with told("listing", url):
+    with store_errors("listing", url):
         library, store, key = _place(url)
         root = url.removesuffix(key) if key else f"{url}/"
         for page in library.list(store, key):
@@ -216,16 +217,17 @@ def sync_file(file: Path) -> None:
 
 
 @contextmanager
-def told(what: str, url: str, *kinds: type[Exception]) -> Iterator[None]:
+def store_errors(what: str, url: str, *kinds: type[Exception]) -> Iterator[None]:
     """Raise what libraries raise as `ObjectStoreError`: obstore, the system, and these kinds.
 
-    The message has the beginning of theirs in one line, without colours and what is for debugging.
+    The message has the beginning of theirs in one line, without colours, statements of SQL and
+    what is for debugging.
     """
     known: tuple[type[Exception], ...] = (OSError, *_of_library(), *kinds)
     try:
         yield
     except known as error:
-        text = _COLOURS.sub("", str(error)).partition("\n\nDebug source:")[0]
+        text = _DETAILS.split(_COLOURS.sub("", str(error)), maxsplit=1)[0]
         reason = " ".join(text.split())[:_REASON_MAX]
         raise ObjectStoreError(
             f"{what} {url}: {type(error).__name__}: {reason}",

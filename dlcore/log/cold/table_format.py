@@ -142,8 +142,8 @@ class TableSeen(NamedTuple):
 class TableForm(NamedTuple):
     """A format of tables: what is decided by it alone.
 
-    `folder` has what belongs to the table, in the folder of the log.  `remake` and `away` are what
-    somebody does to have the table made again, and to have the place free.
+    `folder` has what belongs to the table, in the folder of the log.  `remake` and `away` say how
+    to have the table made again, and how to free the place.
     """
 
     kind: str

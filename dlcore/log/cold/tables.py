@@ -51,7 +51,8 @@ class LogTable(Protocol):
         """Return the position of a version, as readers know it; None if it has none.
 
         Raises:
-            ObjectStoreError: there is no such version, or it is too old.
+            TableError: there is no such version, or it is too old.
+            ObjectStoreError: it cannot be read now.
         """
         ...
 

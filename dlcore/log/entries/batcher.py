@@ -103,6 +103,35 @@ def txid_out_of_order(txid: int, last_txid: int) -> TransactionIdOutOfOrderError
     )
 
 
+class Pending:
+    """The accepted records of a queue that are not acknowledged yet, and their bounds."""
+
+    __slots__ = ("bytes_max", "records", "records_max", "size_bytes")
+
+    def __init__(self) -> None:
+        self.size_bytes = self.records = 0
+        """Memory of the records, and how many they are."""
+        self.bytes_max = self.records_max = sys.maxsize
+
+    def require_room(self, log: str) -> None:
+        """Raise if the bounds are reached.  Raises: OverCapacityError."""
+        size, count = self.size_bytes, self.records
+        if size > self.bytes_max or count >= self.records_max:
+            limits = [f"{self.bytes_max} bytes"]
+            limits += [f"{self.records_max} records"] * (self.records_max < sys.maxsize)
+            raise OverCapacityError(
+                f"log {log!r}: {size} bytes in {count} records are pending, the limits are "
+                f"{' and '.join(limits)}: await wait_for_capacity() between writes"
+            )
+
+    def grant_bytes(self) -> int:
+        """Return the bytes of records that may be accepted before the bounds are looked at."""
+        # The smallest records are the most numerous.
+        least, left_bytes = RECORD_OVERHEAD_BYTES, self.bytes_max - self.size_bytes
+        left_records = self.records_max - self.records
+        return min(left_bytes * least // (least + RECORD_TICKET_BYTES), left_records * least)
+
+
 class Batcher(ABC, Generic[TicketT]):
     """Accepts single records, and counts all that is pending; transaction ids never fall.
 
@@ -116,8 +145,7 @@ class Batcher(ABC, Generic[TicketT]):
         self._admit = admit
         self.last_txid = last_txid
         """The highest transaction id accepted, or before; -1 if there is none."""
-        self._bytes_max = self._records_max = sys.maxsize
-        self._pending_bytes = self._pending_records = 0
+        self._pending = Pending()
         self._granted_bytes = self._left_bytes = 0
         # The lists of the batch, as long as records fit the grant.
         self._txids: list[int] = []
@@ -128,40 +156,34 @@ class Batcher(ABC, Generic[TicketT]):
     def limit(self, *, bytes_max: int, records_max: int = sys.maxsize) -> None:
         """Set the bounds of what may be pending when another record or batch is accepted."""
         self.revoke()
-        self._bytes_max, self._records_max = bytes_max, records_max
+        self._pending.bytes_max, self._pending.records_max = bytes_max, records_max
 
     @property
     def pending_bytes(self) -> int:
         """Memory of all records that were accepted and not acknowledged."""
         self._count()
-        return self._pending_bytes
+        return self._pending.size_bytes
 
     @property
     def pending_records(self) -> int:
         """How many records were accepted and are not acknowledged."""
         self._count()
-        return self._pending_records
+        return self._pending.records
 
     @property
     def has_room(self) -> bool:
         """Whether at most a quarter of the bounds is used, so that a woken caller writes a lot."""
         self._count()
+        pending = self._pending
         return (
-            self._pending_bytes <= self._bytes_max // 4
-            and self._pending_records <= self._records_max // 4
+            pending.size_bytes <= pending.bytes_max // 4
+            and pending.records <= pending.records_max // 4
         )
 
     def require_room(self, log: str) -> None:
         """Raise if the bounds are reached.  Raises: OverCapacityError."""
         self._count()
-        size, count = self._pending_bytes, self._pending_records
-        if size > self._bytes_max or count >= self._records_max:
-            limits = [f"{self._bytes_max} bytes"]
-            limits += [f"{self._records_max} records"] * (self._records_max < sys.maxsize)
-            raise OverCapacityError(
-                f"log {log!r}: {size} bytes in {count} records are pending, the limits are "
-                f"{' and '.join(limits)}: await wait_for_capacity() between writes"
-            )
+        self._pending.require_room(log)
 
     def add_record(self, txid: int, payload: bytes, ticket: TicketT) -> None:
         """Accept one record.
@@ -185,12 +207,7 @@ class Batcher(ABC, Generic[TicketT]):
     def _granted(self, txid: int, payload: bytes) -> tuple[bytes, int]:
         """Return the payload as it is kept, and the rest of a new grant after it."""
         self.revoke()
-        granted = 0
-        if self._admit():
-            # The smallest records are the most numerous.
-            least, left_bytes = RECORD_OVERHEAD_BYTES, self._bytes_max - self._pending_bytes
-            left_records = self._records_max - self._pending_records
-            granted = min(left_bytes * least // (least + RECORD_TICKET_BYTES), left_records * least)
+        granted = self._pending.grant_bytes() if self._admit() else 0
         payload = checked_payload(txid, payload, last_txid=self.last_txid)
         size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
         lists = self._batch_for(txid, size_bytes)
@@ -214,8 +231,8 @@ class Batcher(ABC, Generic[TicketT]):
             self._granted_bytes = self._left_bytes
             added = len(self._txids) - self._counted_to
             self._counted_to += added
-            self._pending_bytes += added_bytes + RECORD_TICKET_BYTES * added
-            self._pending_records += added
+            self._pending.size_bytes += added_bytes + RECORD_TICKET_BYTES * added
+            self._pending.records += added
             self._counted(added, added_bytes)
 
     @abstractmethod

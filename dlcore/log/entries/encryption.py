@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    from dlcore.access.master_keys import MasterKey, MasterKeys
+    from dlcore.base.access.master_keys import MasterKey, MasterKeys
     from dlcore.log.entries.body import EntryHeader
     from dlcore.wire.digest import BytesLike
 

@@ -63,30 +63,30 @@ def cut_of(state: LogState, at: DLSN | None) -> ForkCut:
     first = state.first_active
     segments = [each for each in state.segments if each.lssn >= first.lssn]
     limit = _cold_end(segments, first)
-    told = f"log {state.name!r}"
+    named = f"log {state.name!r}"
     if limit <= first:
         raise ConfigurationError(
-            f"{told}: no fork can be made, its records from {first} on are not in objects yet: "
+            f"{named}: no fork can be made, its records from {first} on are not in objects yet: "
             f"{_how_to_tier(state.name)}"
         )
     if at is None:
         at = limit
     if at.slot_id:
         raise ConfigurationError(
-            f"{told}: no fork can end at {at}, within an entry: expected "
+            f"{named}: no fork can end at {at}, within an entry: expected "
             f"{DLSN(at.lssn, at.entry_id, 0)} or {DLSN(at.lssn, at.entry_id + 1, 0)}"
         )
     if at <= first:
         raise ConfigurationError(
-            f"{told}: no record is before {at}, the first one is at {first}: expected "
+            f"{named}: no record is before {at}, the first one is at {first}: expected "
             f"{DLSN(first.lssn, first.entry_id + 1, 0)} … {limit}"
         )
     if at > limit:
         raise ConfigurationError(
-            f"{told}: no fork can end at {at}, the records from {limit} on are not in objects "
+            f"{named}: no fork can end at {at}, the records from {limit} on are not in objects "
             f"yet: expected {limit} or less, or first: {_how_to_tier(state.name)}"
         )
-    return _cut(told, segments, at)
+    return _cut(named, segments, at)
 
 
 def _how_to_tier(name: str) -> str:
@@ -112,14 +112,14 @@ def _cold_end(segments: Sequence[LogSegment], first: DLSN) -> DLSN:
     return limit
 
 
-def _cut(told: str, segments: Sequence[LogSegment], at: DLSN) -> ForkCut:
+def _cut(named: str, segments: Sequence[LogSegment], at: DLSN) -> ForkCut:
     before = tuple(each for each in segments if each.lssn < at.lssn)
     if at.entry_id == 0:
         return ForkCut(at, before)
     segment = next(each for each in segments if each.lssn == at.lssn)
     if at.entry_id > segment.closed_entry_count:
         raise ConfigurationError(
-            f"{told}: no fork can end at {at}, segment {at.lssn} has "
+            f"{named}: no fork can end at {at}, segment {at.lssn} has "
             f"{segment.closed_entry_count} entries: expected "
             f"{DLSN(at.lssn, segment.closed_entry_count, 0)} or {DLSN(at.lssn + 1, 0, 0)}"
         )

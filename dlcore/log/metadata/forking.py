@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogSettings
     from dlcore.log.metadata.segment import Extent, LogSegment
     from dlcore.log.typed.schema import LogSchema
-    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.paths import LogPaths, NamespacePaths
 
 OPS_MAX = 300
 """Operations of a transaction, about; each has a few hundred bytes at most, or some KB a node."""
@@ -170,15 +170,19 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
     ) -> None:
         self.state = ForkState.READY
         self._paths = paths
-        self._own = paths.log_of(log.log_id)
+        self._own = own = paths.log_of(log.log_id)
         self._log = log
-        self._settings = settings
-        self._schema = schema
-        self._segments = segments
         start = LogHead(
             first_lssn=segments[0].lssn, first_active=first_active, removed_txid=removed_txid
         )
-        self._steps = tuple(self._steps_from(start))
+        self._steps = tuple(_steps_of(own, segments, start))
+        extents = [extent for segment in segments for extent in segment.extents]
+        assert all(extent.is_cold for extent in extents)
+        assert len(extents) == sum(sum(step.counts.values()) for step in self._steps)
+        show: list[Op] = [Create(paths.log(log.name), encode(log))]
+        show += plan_settings(paths, log, None, settings)
+        show += [] if schema is None else [Create(own.schema, encode(schema))]
+        self._show = tuple(show)  # the part of the last transaction that shows the fork
         self._number = 0  # of the step that is next, or being stored
         self._version: int | None = None  # of the fork's head, as far as it is known
         self._attempted: bytes | None = None  # the head of the last attempt of this step
@@ -206,62 +210,6 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
         except DLError as error:
             self._become(ForkState.FAILED)
             return Ended(error)
-
-    # The nodes
-
-    def _steps_from(self, head: LogHead) -> Iterator[_Step]:
-        """Yield the steps; the heads of all but the last are those of a deleted log."""
-        ops: list[Op] = []
-        counts: Counter[int] = Counter()
-        for node_ops, extents, after in self._nodes_from(head):
-            if ops and len(ops) + len(counts) + len(node_ops) + len(extents) > OPS_MAX:
-                yield _Step(tuple(ops), counts, replace(head, deleted=True))
-                ops, counts = [], Counter()
-            head = after
-            ops += node_ops
-            counts.update(extent.ledger_id for extent in extents)
-        yield _Step(tuple(ops), counts, head)
-
-    def _nodes_from(self, head: LogHead) -> Iterator[tuple[list[Op], Sequence[Extent], LogHead]]:
-        """Yield the nodes of all segments in order, each with its extents and the head after it."""
-        own = self._own
-        for segment in self._segments:
-            lssn, extents = segment.lssn, segment.extents
-            count = (len(extents) - 1) // CHUNK_EXTENTS_MAX
-            chunked = Totals(entries=segment.removed_entries, records=segment.removed_records)
-            for number in range(count):
-                part = extents[number * CHUNK_EXTENTS_MAX : (number + 1) * CHUNK_EXTENTS_MAX]
-                chunk = Chunk(
-                    first_entry_id=chunked.entries,
-                    first_sequence_id=segment.start_sequence_id + chunked.records,
-                    packed=pack(part),
-                )
-                chunked = chunked.plus(part)
-                opened = OpenSegment(
-                    created_ms=segment.created_ms,
-                    start_sequence_id=segment.start_sequence_id,
-                    chunk_count=number + 1,
-                    chunked=chunked,
-                )
-                head = _after(replace(head, max_lssn=lssn, segment=opened), part, chunked.entries)
-                ops: list[Op] = [] if number else [Create(own.segment(lssn))]
-                yield [*ops, Create(own.chunk(lssn, number), encode(chunk))], part, head
-            tail = extents[count * CHUNK_EXTENTS_MAX :]
-            end = SegmentEnd(
-                created_ms=segment.created_ms,
-                completed_ms=segment.completed_ms,
-                start_sequence_id=segment.start_sequence_id,
-                chunk_count=count,
-                chunked=chunked,
-                packed=pack(tail),
-            )
-            path, value = own.segment(lssn), encode(end)
-            next_id = segment.start_sequence_id + segment.closed_record_count
-            head = replace(head, max_lssn=lssn, segment=None, next_sequence_id=next_id)
-            head = _after(head, tail, segment.closed_entry_count)
-            yield [Put(path, value, ANY_VERSION) if count else Create(path, value)], tail, head
-
-    # The protocol
 
     def _look(self) -> Effect:
         self._become(ForkState.LOOKING)
@@ -293,8 +241,8 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
     def _store(self, puts: Sequence[Op]) -> Effect:
         self._become(ForkState.STORING)
         step = self._steps[self._number]
-        own, paths, log = self._own, self._paths, self._log
-        listed = paths.deleted_log(log.log_id)
+        own, log = self._own, self._log
+        listed = self._paths.deleted_log(log.log_id)
         value = self._attempted = encode(step.head)
         if self._version is None:
             ops: list[Op] = [Create(own.head, value)]
@@ -302,9 +250,7 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
             ops = [Put(own.head, value, self._version)]
         ops += [*step.ops, *puts]
         if self._number == len(self._steps) - 1:
-            ops += [Create(paths.log(log.name), encode(log))]
-            ops += plan_settings(paths, log, None, self._settings)
-            ops += [] if self._schema is None else [Create(own.schema, encode(self._schema))]
+            ops += self._show
             ops += [Delete(listed)] if self._number else []
         elif not self._number:
             ops.append(Create(listed, encode(log)))
@@ -331,13 +277,65 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        extents = [extent for segment in self._segments for extent in segment.extents]
-        assert all(extent.is_cold for extent in extents)
-        assert len(extents) == sum(sum(step.counts.values()) for step in self._steps)
         assert [step.head.deleted for step in self._steps[:-1]] == [True] * (len(self._steps) - 1)
         assert not self._steps[-1].head.deleted
         assert (self._version is None) == (self._number == 0)
         assert self._attempted or self.state not in (ForkState.STORING, ForkState.PAUSING)
+
+
+def _steps_of(own: LogPaths, segments: Sequence[LogSegment], head: LogHead) -> Iterator[_Step]:
+    """Yield the steps; the heads of all but the last are those of a deleted log."""
+    ops: list[Op] = []
+    counts: Counter[int] = Counter()
+    for node_ops, extents, after in _nodes_of(own, segments, head):
+        if ops and len(ops) + len(counts) + len(node_ops) + len(extents) > OPS_MAX:
+            yield _Step(tuple(ops), counts, replace(head, deleted=True))
+            ops, counts = [], Counter()
+        head = after
+        ops += node_ops
+        counts.update(extent.ledger_id for extent in extents)
+    yield _Step(tuple(ops), counts, head)
+
+
+def _nodes_of(
+    own: LogPaths, segments: Sequence[LogSegment], head: LogHead
+) -> Iterator[tuple[list[Op], Sequence[Extent], LogHead]]:
+    """Yield the nodes of all segments in order, each with its extents and the head after it."""
+    for segment in segments:
+        lssn, extents = segment.lssn, segment.extents
+        count = (len(extents) - 1) // CHUNK_EXTENTS_MAX
+        chunked = Totals(entries=segment.removed_entries, records=segment.removed_records)
+        for number in range(count):
+            part = extents[number * CHUNK_EXTENTS_MAX : (number + 1) * CHUNK_EXTENTS_MAX]
+            chunk = Chunk(
+                first_entry_id=chunked.entries,
+                first_sequence_id=segment.start_sequence_id + chunked.records,
+                packed=pack(part),
+            )
+            chunked = chunked.plus(part)
+            opened = OpenSegment(
+                created_ms=segment.created_ms,
+                start_sequence_id=segment.start_sequence_id,
+                chunk_count=number + 1,
+                chunked=chunked,
+            )
+            head = _after(replace(head, max_lssn=lssn, segment=opened), part, chunked.entries)
+            ops: list[Op] = [] if number else [Create(own.segment(lssn))]
+            yield [*ops, Create(own.chunk(lssn, number), encode(chunk))], part, head
+        tail = extents[count * CHUNK_EXTENTS_MAX :]
+        end = SegmentEnd(
+            created_ms=segment.created_ms,
+            completed_ms=segment.completed_ms,
+            start_sequence_id=segment.start_sequence_id,
+            chunk_count=count,
+            chunked=chunked,
+            packed=pack(tail),
+        )
+        path, value = own.segment(lssn), encode(end)
+        next_id = segment.start_sequence_id + segment.closed_record_count
+        head = replace(head, max_lssn=lssn, segment=None, next_sequence_id=next_id)
+        head = _after(head, tail, segment.closed_entry_count)
+        yield [Put(path, value, ANY_VERSION) if count else Create(path, value)], tail, head
 
 
 def _after(head: LogHead, extents: Sequence[Extent], entries: int) -> LogHead:

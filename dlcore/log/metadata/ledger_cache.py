@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.errors import CorruptMetadataError, LedgerNotFoundError
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.log.metadata.store import persistently
@@ -35,7 +35,7 @@ class LedgerCache:
         self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
         self._wanted: dict[int, int] = {}
         self._reading: asyncio.Task[ReadLedgers] | None = None
-        self._reads = BackgroundTasks(told_to_callers)  # a caller may leave while one runs
+        self._reads = BackgroundTasks(reported_to_callers)  # a caller may leave while one runs
 
     async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
         """Return the metadata of each ledger, valid for entries up to the given one.

@@ -11,7 +11,7 @@ import msgspec
 
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import DLError, NodeExistsError, NoNodeError
-from dlcore.base.features import UNTOLD, Release, own_release
+from dlcore.base.features import UNKNOWN_RELEASE, Release, own_release
 from dlcore.log.metadata.store import persistently
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put, SessionState
 from dlcore.metadata.stored import LAYOUT, encode
@@ -30,7 +30,7 @@ class StagingProcess(msgspec.Struct, frozen=True, kw_only=True):
 
     layout: int = LAYOUT
     owner: str
-    release: Release = UNTOLD
+    release: Release = UNKNOWN_RELEASE
 
 
 class SessionNode:

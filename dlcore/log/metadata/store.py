@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.base.config import NO_TIER, LogSettings, require_kind
@@ -26,6 +27,7 @@ from dlcore.base.features import COLD_SEGMENTS, TIER_SETTINGS
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.nodes import head_of, schema_of, settings_of
+from dlcore.log.metadata.targets import TargetLookup, existing
 from dlcore.log.metadata.values import (
     LockHolder,
     LogKey,
@@ -39,6 +41,7 @@ from dlcore.metadata.stored import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from dlcore.log.metadata.targets import Target
     from dlcore.log.typed.schema import LogSchema
 
 _Result = TypeVar("_Result")
@@ -59,12 +62,17 @@ async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
     return await call()
 
 
+async def _read_many(store: MetadataStore, paths: Sequence[str]) -> Sequence[Versioned | None]:
+    return await persistently(lambda: store.get_many(paths, fresh=True))
+
+
 class LogStore:
     """The logs of one namespace, in the metadata store."""
 
     def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
         self._store = store
         self._paths = paths
+        self._targets = TargetLookup(paths, partial(_read_many, store))
 
     @property
     def metadata_store(self) -> MetadataStore:
@@ -160,12 +168,7 @@ class LogStore:
     async def find_existing(self, names: Sequence[str]) -> list[LogMetadata]:
         """Return the fixed metadata of those of the logs that exist, in their order."""
         paths = [self._paths.log(name) for name in validate_log_names(names)]
-        nodes = await persistently(lambda: self._store.get_many(paths, fresh=True))
-        return [
-            decode(LogMetadata, node.value, source=path)
-            for path, node in zip(paths, nodes, strict=True)
-            if node is not None
-        ]
+        return existing(paths, await _read_many(self._store, paths))
 
     async def read(self, log: LogKey) -> VersionedHead:
         """Return the log's head, with every change that completed before this call.
@@ -279,23 +282,9 @@ class LogStore:
             schema_of(self._paths, log, found[log.log_id]) if log.typed else None for log in logs
         ]
 
-    async def read_targets(
-        self, logs: Sequence[LogMetadata]
-    ) -> list[tuple[VersionedHead, LogSchema | None] | None]:
-        """Return head and schema of each log, all in one round trip; None if it was deleted."""
-        heads = [self.paths_of(log).head for log in logs]
-        schemas = [self.paths_of(log).schema for log in logs if log.typed]
-        nodes = await persistently(lambda: self._store.get_many([*heads, *schemas], fresh=True))
-        of_typed = iter(nodes[len(logs) :])
-        found: list[tuple[VersionedHead, LogSchema | None] | None] = []
-        for log, node in zip(logs, nodes, strict=False):
-            schema = next(of_typed) if log.typed else None
-            try:
-                at = self.head_of(log, node)
-                found.append((at, schema_of(self._paths, log, schema) if log.typed else None))
-            except LogNotFoundError:
-                found.append(None)
-        return found
+    async def find_targets(self, names: Sequence[str]) -> dict[str, Target]:
+        """Return head and schema of those of the logs that exist; see `TargetLookup`."""
+        return await self._targets.find(names)
 
     async def change_schema(
         self, log: LogKey, change: Callable[[LogSchema], LogSchema]

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from dlcore.base.config import LogSettings, QuorumConfig
 from dlcore.base.errors import CorruptMetadataError, UnexpectedError
-from dlcore.base.features import UNTOLD, Release
+from dlcore.base.features import UNKNOWN_RELEASE, Release
 from dlcore.base.ids import DLSN, LogId
 from dlcore.log.metadata.segment import ColdExtent, Extent, LogSegment, SegmentState
 from dlcore.metadata.stored import LAYOUT, Count, Number
@@ -396,7 +396,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn = "refused"
     since_ms: Count = 0
     wanted_by: str = ""
-    release: Release = UNTOLD
+    release: Release = UNKNOWN_RELEASE
 
     def described(self, client_id: str) -> str:
         """Return the holder and the time of acquisition, as text for the client of that id."""

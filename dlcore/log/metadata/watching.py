@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, reported_to_callers
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
@@ -30,104 +30,53 @@ _BUCKETS_AT_ONCE = 16
 _RETRY_DELAY_S = 1.0
 
 
-class LogWatch(AsyncClosing):
-    """The changes of a namespace's logs: an async iterator.  Use `Namespace.watch_logs`.
+class NameLooks:
+    """Reads the names of the buckets that may have changed, and finds what did.
 
-    It begins with the existing logs, each as created.  From then on it reports each log that is
-    created, deleted or renamed, in an order that keeps names unique.  A log that came and went
-    between two looks is not reported.  After a lost connection or session it reads everything again
-    and reports the difference, so nothing is missed.
-
-    It knows all names of the namespace, whatever its prefix.  A change makes it read the names of
-    one bucket in 256 again.
+    Args:
+        context: the namespace's adapters.
+        prefix: only changes of logs with this prefix are kept.
+        on_due: called when a bucket may have changed.
     """
 
-    def __init__(self, context: LogContext, prefix: str) -> None:
+    def __init__(self, context: LogContext, prefix: str, on_due: Callable[[], None]) -> None:
         self._context = context
         self._prefix = prefix
-        self._known = KnownNames()
-        self._changes: deque[LogChange] = deque()
-        self._due = dict.fromkeys(BUCKETS)  # a set that keeps its order
-        self._wake = asyncio.Event()
-        self._taking = asyncio.Lock()
-        self._end: str | None = None
-        self._listeners = BackgroundTasks()
-        self._looks = BackgroundTasks(told_to_callers)
-        self._looking: asyncio.Task[None] | None = None
-        context.open_objects.add(self)
+        self._on_due = on_due
+        self.known = KnownNames()
+        self.changes: deque[LogChange] = deque()
+        """Changes that were found, and that no caller has taken yet."""
+        self.due = dict.fromkeys(BUCKETS)  # a set that keeps its order
         self._unsubscribe = [
             context.store.watch(context.paths.log_bucket(bucket), partial(self._mark, bucket))
             for bucket in BUCKETS
         ]
 
-    def __repr__(self) -> str:
-        return f"<LogWatch {self._context.paths.root} {self._prefix!r}>"
+    def close(self) -> None:
+        """Hear of no more changes."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe = []
 
     def _mark(self, bucket: str) -> None:
-        self._due[bucket] = None
-        self._wake.set()
+        self.due[bucket] = None
+        self._on_due()
 
-    @property
-    def names(self) -> list[str]:
-        """The sorted names of the existing logs, as far as they were read."""
-        return self._known.names(self._prefix)
-
-    async def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
-        """Return the next changes, as many as were found; none if the time is up before.
-
-        If the time is too short for a look, the look goes on, and the next call takes its result.
-
-        Raises:
-            AlreadyClosedError: the watch, or its namespace, was closed.
-            MetadataConnectionError: no answer for longer than a session lives; a further call
-                continues, and nothing is lost.
-        """
-        try:
-            async with asyncio.timeout(timeout_s), self._taking:
-                while not self._changes:
-                    self._require_open()
-                    if self._due or self._looking is not None:
-                        await self._look_on()
-                    else:
-                        self._wake.clear()
-                        await self._wake.wait()
-        except TimeoutError:
-            return []
-        changes = list(self._changes)
-        self._changes.clear()
-        return changes
-
-    def _require_open(self) -> None:
-        if self._end is not None:
-            raise AlreadyClosedError(
-                f"the watch of the logs of {self._context.paths.root} ended: {self._end}"
-            )
-
-    async def _look_on(self) -> None:
-        """Look, or wait for the look that an earlier call left running."""
-        if self._looking is None:
-            self._looking = self._looks.start(self._look(), name=f"log-look-{self._prefix}")
-        # `wait`, unlike `await`, does not cancel the look if this call is cancelled.
-        await asyncio.wait([self._looking])
-        looking, self._looking = self._looking, None
-        if not looking.cancelled():  # else the watch was closed
-            looking.result()
-
-    async def _look(self) -> None:
+    async def look(self) -> None:
         """Look at buckets that may have changed; after a failure they are due again."""
-        left = dict.fromkeys(islice(self._due, _BUCKETS_AT_ONCE))
+        left = dict.fromkeys(islice(self.due, _BUCKETS_AT_ONCE))
         for bucket in left:
-            del self._due[bucket]  # before the read: a change during it makes the bucket due again
+            del self.due[bucket]  # before the read: a change during it makes the bucket due again
         try:
             looks = await asyncio.gather(*map(self._read, left))
             for bucket, found in zip(list(left), looks, strict=True):
-                present = await self._present_names(self._known.to_ask(bucket, found))
-                changes = self._known.looked(bucket, found, present)
+                present = await self._present_names(self.known.to_ask(bucket, found))
+                changes = self.known.looked(bucket, found, present)
                 del left[bucket]
                 within = (change.within(self._prefix) for change in changes)
-                self._changes.extend(change for change in within if change is not None)
+                self.changes.extend(change for change in within if change is not None)
         finally:
-            self._due |= left
+            self.due |= left
 
     async def _read(self, bucket: str) -> dict[str, str]:
         store, path = self._context.store, self._context.paths.log_bucket(bucket)
@@ -150,6 +99,80 @@ class LogWatch(AsyncClosing):
             else:
                 present[log_id] = None if head.deleted else head.name
         return present
+
+
+class LogWatch(AsyncClosing):
+    """The changes of a namespace's logs: an async iterator.  Use `Namespace.watch_logs`.
+
+    It begins with the existing logs, each as created.  From then on it reports each log that is
+    created, deleted or renamed, in an order that keeps names unique.  A log that came and went
+    between two looks is not reported.  After a lost connection or session it reads everything again
+    and reports the difference, so nothing is missed.
+
+    It knows all names of the namespace, whatever its prefix.  A change makes it read the names of
+    one bucket in 256 again.
+    """
+
+    def __init__(self, context: LogContext, prefix: str) -> None:
+        self._context = context
+        self._prefix = prefix
+        self._wake = asyncio.Event()
+        self._looks = NameLooks(context, prefix, self._wake.set)
+        self._taking = asyncio.Lock()
+        self._end: str | None = None
+        self._listeners = BackgroundTasks()
+        self._tasks = BackgroundTasks(reported_to_callers)
+        self._looking: asyncio.Task[None] | None = None
+        context.open_objects.add(self)
+
+    def __repr__(self) -> str:
+        return f"<LogWatch {self._context.paths.root} {self._prefix!r}>"
+
+    @property
+    def names(self) -> list[str]:
+        """The sorted names of the existing logs, as far as they were read."""
+        return self._looks.known.names(self._prefix)
+
+    async def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
+        """Return the next changes, as many as were found; none if the time is up before.
+
+        If the time is too short for a look, the look goes on, and the next call takes its result.
+
+        Raises:
+            AlreadyClosedError: the watch, or its namespace, was closed.
+            MetadataConnectionError: no answer for longer than a session lives; a further call
+                continues, and nothing is lost.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._taking:
+                while not self._looks.changes:
+                    self._require_open()
+                    if self._looks.due or self._looking is not None:
+                        await self._look_on()
+                    else:
+                        self._wake.clear()
+                        await self._wake.wait()
+        except TimeoutError:
+            return []
+        changes = list(self._looks.changes)
+        self._looks.changes.clear()
+        return changes
+
+    def _require_open(self) -> None:
+        if self._end is not None:
+            raise AlreadyClosedError(
+                f"the watch of the logs of {self._context.paths.root} ended: {self._end}"
+            )
+
+    async def _look_on(self) -> None:
+        """Look, or wait for the look that an earlier call left running."""
+        if self._looking is None:
+            self._looking = self._tasks.start(self._looks.look(), name=f"log-look-{self._prefix}")
+        # `wait`, unlike `await`, does not cancel the look if this call is cancelled.
+        await asyncio.wait([self._looking])
+        looking, self._looking = self._looking, None
+        if not looking.cancelled():  # else the watch was closed
+            looking.result()
 
     def listen(self, callback: Callable[[list[LogChange]], None]) -> None:
         """Call `callback` on the event loop with the changes, until the watch is closed.
@@ -187,11 +210,9 @@ class LogWatch(AsyncClosing):
         """Stop; callers that wait get an error with this reason."""
         self._end = self._end or reason
         self._context.open_objects.discard(self)
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()
-        self._unsubscribe = []
+        self._looks.close()
         self._wake.set()
-        await self._looks.aclose()
+        await self._tasks.aclose()
         await self._listeners.aclose()
 
     async def aclose(self) -> None:
@@ -209,5 +230,5 @@ class LogWatch(AsyncClosing):
                 raise StopAsyncIteration from None
             raise
         # A loop that stops here leaves the other changes to the next call.
-        self._changes.extendleft(reversed(changes[1:]))
+        self._looks.changes.extendleft(reversed(changes[1:]))
         return changes[0]

@@ -96,5 +96,5 @@ class ExtentLedgers:
             return False  # it was recovered as empty right now
         followed = self._followed
         if followed is not None and followed.metadata.ledger_id == ledger_id:
-            followed.tell_end(confirmed)  # its bookies may never get the LAC of a dead writer
+            followed.note_end(confirmed)  # its bookies may never get the LAC of a dead writer
         return confirmed >= step.first_entry_id

@@ -82,7 +82,7 @@ class SegmentWatch(AsyncClosing):
         self._history = LogHistory(context.logs, log)
         self._changed = asyncio.Event()
         self._changed.set()
-        self._told: tuple[LogSegment, ...] | None = None
+        self._returned: tuple[LogSegment, ...] | None = None
         self._closed = False
         path = context.logs.paths_of(log).head
         self._unwatch = context.store.watch(path, self._changed.set, children=False)
@@ -105,8 +105,8 @@ class SegmentWatch(AsyncClosing):
             except BaseException:
                 self._changed.set()  # the next call reads again
                 raise
-            if segments != self._told:
-                self._told = segments
+            if segments != self._returned:
+                self._returned = segments
                 return list(segments)
 
     async def aclose(self) -> None:

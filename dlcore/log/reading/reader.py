@@ -44,6 +44,61 @@ class Fetching(NamedTuple):
     position: DLSN
 
 
+class EntryDecoder:
+    """Makes rows of the entries of one log, in their order.
+
+    Args:
+        decryptor: decrypts those that are encrypted.
+        schemas: the versions of the schema that are known, of a typed log.
+        start: rows before it are left out.
+    """
+
+    def __init__(
+        self, decryptor: EntryDecryptor, schemas: KnownSchemas | None, start: ReadStart
+    ) -> None:
+        self.schemas = schemas
+        self.start: ReadStart | None = start
+        """Where the rows that are wanted begin; None once there was one."""
+        self.waiting: FetchedEntry | None = None
+        """An entry until its schema and key are known: a cancelled call must not lose it."""
+        self._decryptor = decryptor
+
+    async def learn(self, entry: FetchedEntry) -> None:
+        """Learn what is needed to decode an entry.  Raises: EncryptionKeyError, MetadataError."""
+        self.waiting = entry
+        if self.schemas is not None:
+            await self.schemas.learn(entry.header.schema_id)
+        with contextlib.suppress(InvalidEntryError):  # to decrypt it raises it again
+            await self._decryptor.learn(entry.body, entry.header)
+        self.waiting = None
+
+    def decode(self, entry: FetchedEntry) -> EntryRows | None:
+        """Return the wanted rows of an entry for which all is learnt; None: there is none.
+
+        Raises: InvalidEntryError.
+        """
+        if entry.header.encrypted:
+            body, header = self._decryptor.decrypt(entry.body, entry.header)
+            entry = replace(entry, body=body, header=header)
+        start = self.start
+        if start is None:
+            plain = _plain_rows_of(entry)
+            if plain is not None:
+                return plain
+        else:
+            if start.timestamp_ms is not None and entry.place.timestamp_ms < start.timestamp_ms:
+                return None
+            if start.txid is not None and entry.last_txid < start.txid:
+                return None
+        batch = _batch_of(entry, self.schemas)
+        first_row = entry.first_slot
+        if start is not None and start.txid is not None:
+            first_row = max(first_row, first_row_not_less(batch, start.txid))
+        self.start = None  # later transaction ids and timestamps are not lower
+        kind = EntryRows if self.schemas is None else TypedEntryRows
+        return kind(batch, entry.place, first_row, size_bytes=entry.body.nbytes)
+
+
 class DirectReader(AsyncLogReader):
     """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order.
 
@@ -72,12 +127,10 @@ class DirectReader(AsyncLogReader):
         self._fetch_from = fetch_from
         self._broken = broken
         self._hold = hold
-        self._schemas = schemas
-        self._decryptor = EntryDecryptor(context.encryption_keys, name, log_id)
-        self._undecoded: FetchedEntry | None = None  # an entry until its schema and key are known
+        decryptor = EntryDecryptor(context.encryption_keys, name, log_id)
+        self._decoder = EntryDecoder(decryptor, schemas, start)
         super().__init__(fetching.position)
         self._fetcher = fetching.fetcher
-        self._start: ReadStart | None = start
         self._closed = False
         context.open_objects.add(self)
 
@@ -88,7 +141,7 @@ class DirectReader(AsyncLogReader):
     @property
     def is_typed(self) -> bool:
         """Whether the log is typed: it has batches then, and no records."""
-        return self._schemas is not None
+        return self._decoder.schemas is not None
 
     @property
     def broken_entries(self) -> int:
@@ -108,7 +161,7 @@ class DirectReader(AsyncLogReader):
             self._require_open()
         left = self._fetcher
         self._fetcher, self._position = fetching
-        self._start = start
+        self._decoder.start = start
         self._drop_rows()
         await left.aclose()
 
@@ -124,15 +177,12 @@ class DirectReader(AsyncLogReader):
     async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
         """Add rows of the next entry that has any, and return them; None: see `_fill`."""
         await self._require_usable()
-        reads = self._context.reads
+        reads, decoder = self._context.reads, self._decoder
         while True:
-            entry = self._undecoded or self._fetcher.take()
+            entry = decoder.waiting or self._fetcher.take()
             if entry is not None:
-                if self._schemas is not None or entry.header.encrypted:
-                    # Kept during the wait: a cancelled call must not lose the entry.
-                    self._undecoded = entry
-                    await self._learn(entry)
-                    self._undecoded = None
+                if decoder.schemas is not None or entry.header.encrypted:
+                    await decoder.learn(entry)
                 reads.entries += 1
                 reads.size_bytes += entry.body.nbytes
                 rows = self._decode_unbroken(entry)
@@ -151,17 +201,10 @@ class DirectReader(AsyncLogReader):
             await self._fetcher.wait()
             self._require_open()
 
-    async def _learn(self, entry: FetchedEntry) -> None:
-        """Learn what is needed to decode an entry.  Raises: EncryptionKeyError, MetadataError."""
-        if self._schemas is not None:
-            await self._schemas.learn(entry.header.schema_id)
-        with contextlib.suppress(InvalidEntryError):  # to decrypt it raises it again
-            await self._decryptor.learn(entry.body, entry.header)
-
     def _decode_unbroken(self, entry: FetchedEntry) -> EntryRows | None:
         """Return the entry's rows; None if none is wanted, or the entry is skipped as broken."""
         try:
-            rows = self._decode(self._decrypted(entry))
+            rows = self._decoder.decode(entry)
         except InvalidEntryError as error:
             try:
                 self._broken.meet(entry.place.lssn, entry.place.entry_id, error)
@@ -171,33 +214,8 @@ class DirectReader(AsyncLogReader):
             return None
         return rows if rows is not None and rows.rows_left else None
 
-    def _decrypted(self, entry: FetchedEntry) -> FetchedEntry:
-        if not entry.header.encrypted:
-            return entry
-        body, header = self._decryptor.decrypt(entry.body, entry.header)
-        return replace(entry, body=body, header=header)
-
-    def _decode(self, entry: FetchedEntry) -> EntryRows | None:
-        start = self._start
-        if start is None:
-            plain = _plain_rows_of(entry)
-            if plain is not None:
-                return plain
-        else:
-            if start.timestamp_ms is not None and entry.place.timestamp_ms < start.timestamp_ms:
-                return None
-            if start.txid is not None and entry.last_txid < start.txid:
-                return None
-        batch = _batch_of(entry, self._schemas)
-        first_row = entry.first_slot
-        if start is not None and start.txid is not None:
-            first_row = max(first_row, first_row_not_less(batch, start.txid))
-        self._start = None  # later transaction ids and timestamps are not lower
-        kind = EntryRows if self._schemas is None else TypedEntryRows
-        return kind(batch, entry.place, first_row, size_bytes=entry.body.nbytes)
-
     def _drop_rows(self) -> None:
-        self._undecoded = None
+        self._decoder.waiting = None
         super()._drop_rows()
 
     async def aclose(self) -> None:

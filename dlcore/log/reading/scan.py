@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.access.capability import Grant, LedgerRight
+from dlcore.base.access.capability import Grant, LedgerRight
 from dlcore.base.config import require
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.html_tables import ShownFields, rows_html
 from dlcore.base.ids import DLSN, BookieId
-from dlcore.ledger.metadata.values import LedgerMetadata  # noqa: TC001  # likewise
+from dlcore.ledger.metadata.values import LedgerMetadata  # noqa: TC001  # as above
 from dlcore.log.metadata.segment import Extent
-from dlcore.log.typed.schema import LogSchema  # noqa: TC001  # likewise
+from dlcore.log.typed.schema import LogSchema  # noqa: TC001  # as above
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

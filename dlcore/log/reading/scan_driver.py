@@ -17,7 +17,7 @@ from dlcore.log.typed.arrow import entry_schemas
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from dlcore.access.encryption_keys import EncryptionKeys
+    from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.ledger.client import LedgerClient
     from dlcore.wire.digest import EntryFrame
 

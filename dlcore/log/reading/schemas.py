@@ -50,12 +50,8 @@ async def find_schemas(logs: LogStore, names: Sequence[str]) -> dict[str, pa.Sch
 
 
 async def find_targets(logs: LogStore, names: Sequence[str]) -> dict[str, Target]:
-    """Return what a writer of each existing log has to know, in two round trips."""
-    found = await logs.find_existing([validate_log_name(name) for name in names])
-    targets = {}
-    for log, target in zip(found, await logs.read_targets(found), strict=True):
-        if target is not None:
-            at, schema = target
-            columns = None if schema is None else entry_schemas(schema).columns
-            targets[log.name] = Target(columns, at.head.sealed)
-    return targets
+    """Return what a writer of each existing log has to know."""
+    return {
+        name: Target(None if schema is None else entry_schemas(schema).columns, at.head.sealed)
+        for name, (at, schema) in (await logs.find_targets(names)).items()
+    }

@@ -119,7 +119,7 @@ class Fetcher:
         Raises:
             MetadataConnectionError, BookieUnavailableError: the cluster has not answered for
                 `read_unavailable_timeout_s`; the caller may wait again.
-            ReaderIdleError: no record came for `reader_idle_error_s`; likewise.
+            ReaderIdleError: no record came for `reader_idle_error_s`; the caller may wait again.
         """
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()

@@ -395,13 +395,13 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         if node is not None:
             path = self._paths.commit(terms.identity)
             record = decode(CommitRecord, node.value, source=path)
-        told_ns = None if terms.run is None else terms.run.commits_ns
+        given_ns = None if terms.run is None else terms.run.commits_ns
         decision = decide(
             record,
             version=terms.version,
             token=terms.token,
             run=terms.run,
-            now_ns=int(self._begin.now * 1e9) if told_ns is None else told_ns,
+            now_ns=int(self._begin.now * 1e9) if given_ns is None else given_ns,
             logs=logs.keys() if terms.strict else None,
             after=terms.after,
         )

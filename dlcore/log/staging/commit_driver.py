@@ -48,7 +48,7 @@ class CommitDriver:
     async def commit(
         self, extents: Sequence[StagedExtent], replaces: Mapping[str, str]
     ) -> CommitResult:
-        """Append `extents` to their logs; the logs of `replaces`, by id, lose what they held.
+        """Append `extents` to their logs; those of `replaces`, by id, lose their earlier records.
 
         Raises:
             DLError: as `StagedAppend.commit`.

@@ -140,7 +140,7 @@ class _KnownLogs:
         return byte_log_batch(batch, assigned_txid=0), has_txids
 
     def forget_names(self) -> None:
-        """Now and then, between extents, forget names: other logs may have them by then."""
+        """Forget names now and then, between extents: other logs may have them by then."""
         if asyncio.get_running_loop().time() - self._found_s >= NAMES_KEPT_S:
             self.by_name.clear()
 

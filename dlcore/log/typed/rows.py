@@ -69,8 +69,8 @@ def cut_by(
     """Yield slices of at most `entry_bytes`, or of one row, each with its size in bytes.
 
     With large entries, the last slice may be a little larger, up to a MiB, if that takes all rows:
-    a small rest would cost as much as a full entry.  Therefore a MiB of rows becomes two entries,
-    although rows take more than their payloads, and not two and a rest.
+    a small rest would cost as much as a full entry.  Therefore a MiB of rows becomes two entries
+    without a rest, although rows take more than their payloads.
 
     Args:
         batch: the batch to cut.

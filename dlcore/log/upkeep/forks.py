@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ROUNDS_MAX = 10
-"""How often a fork begins again with a source that gives up its segments meanwhile."""
+"""How often a fork begins again if its source gives up segments meanwhile."""
 
 
 async def fork_log(

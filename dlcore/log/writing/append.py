@@ -29,7 +29,7 @@ The promises of calls, by state:
               segment completed
     abort     at once: unanswered calls fail, the segment stays for recovery
 
-A paused writer (ASIDE) has closed its extent, and lets an append change the log.  `SteppedBack`
+A paused writer (PAUSE) has closed its extent, and lets an append change the log.  `SteppedBack`
 ends the pause: it goes on from the head that the append left.  During the pause it refuses records
 as not ready, so that none gets a transaction id below those of the append.
 
@@ -87,7 +87,7 @@ class Ending(enum.Enum):
 
     SEAL = "seal"
     CLOSE = "close"
-    ASIDE = "aside"
+    PAUSE = "pause"
     """A pause for an append: until `SteppedBack` the writer takes no record and opens no extent."""
 
 
@@ -139,7 +139,7 @@ TRANSITIONS = Transitions(
 STATE_AFTER = {
     Ending.SEAL: WriterState.SEALED,
     Ending.CLOSE: WriterState.CLOSED,
-    Ending.ASIDE: WriterState.OPENING,
+    Ending.PAUSE: WriterState.OPENING,
 }
 
 
@@ -387,7 +387,7 @@ class Ends(Generic[_Ticket]):
 
     def __init__(self) -> None:
         self._asked: deque[tuple[Ending, _Ticket]] = deque()
-        self.is_aside = False
+        self.is_paused = False
         """Whether the writer is paused, or about to be."""
 
     def __bool__(self) -> bool:
@@ -410,7 +410,7 @@ class Ends(Generic[_Ticket]):
 
     def ask(self, ending: Ending, ticket: _Ticket) -> None:
         """Add one behind the others."""
-        self.is_aside |= ending is Ending.ASIDE
+        self.is_paused |= ending is Ending.PAUSE
         self._asked.append((ending, ticket))
 
     def take(self) -> tuple[Ending, _Ticket]:
@@ -480,12 +480,12 @@ class Report(Generic[_Ticket]):
         # Of the last acknowledged entries: segment, entry, and the sequence id of the first record.
         self._answered: deque[tuple[int, int, int]] = deque(maxlen=_ANSWERED_KEPT)
         self._lost: Unwritten | None = None  # the records given up
-        self._untold: Unwritten | None = None  # those of them whose error no caller has got
+        self._unreported: Unwritten | None = None  # those of them whose error no caller has got
 
     @property
     def unwritten(self) -> Unwritten | None:
         """Records accepted and not acknowledged, unless a call has failed because of them."""
-        return self._untold or self._transmitter.unacknowledged()
+        return self._unreported or self._transmitter.unacknowledged()
 
     @property
     def lost(self) -> Unwritten | None:
@@ -510,11 +510,11 @@ class Report(Generic[_Ticket]):
     def given_up(self) -> None:
         """Keep what is not acknowledged, before it is dropped."""
         self._lost = self.lost
-        self._untold = self._untold or self._transmitter.unacknowledged()
+        self._unreported = self._unreported or self._transmitter.unacknowledged()
 
-    def failure_was_told(self) -> None:
+    def failure_was_reported(self) -> None:
         """Note that a caller got the error: it need not be reported at the end."""
-        self._untold = None
+        self._unreported = None
 
 
 class EntryMaker:
@@ -618,7 +618,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     @property
     def has_room(self) -> bool:
         """Whether at most a quarter of the limits is pending, and the writer is not paused."""
-        return (not self._ends.is_aside or self.is_over) and self.transmitter.has_room
+        return (not self._ends.is_paused or self.is_over) and self.transmitter.has_room
 
     @property
     def is_over(self) -> bool:
@@ -668,7 +668,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     def require_usable(self) -> None:
         """Raise if the writer has failed or is closed; the failure then counts as reported."""
         if self.error is not None:
-            self.report.failure_was_told()
+            self.report.failure_was_reported()
             raise WriteError(
                 f"the writer of log {self.at.name!r} failed and takes no more records: "
                 f"{type(self.error).__name__}: {self.error}"
@@ -685,7 +685,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         """Return whether records may follow at once; raise if none may."""
         self._require_unsealed()
         name, fails = self.at.name, self._maker.fails_while_rolling
-        if self._ends.is_aside:
+        if self._ends.is_paused:
             raise LogNotReadyError(
                 f"log {name!r} takes no record until an atomic append has changed it"
             )
@@ -811,7 +811,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         if self._head.must_recover:
             return RecoverLog(self.at)
         return CompleteSegment(
-            self.at, closing, seal=ending is Ending.SEAL, stays=ending is Ending.ASIDE
+            self.at, closing, seal=ending is Ending.SEAL, stays=ending is Ending.PAUSE
         )
 
     def _next_start(self, closing: Extent | None) -> Change | _GiveUp:
@@ -871,7 +871,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def _step_back(self, at: VersionedHead) -> list[Effect[_Ticket]]:
         """Continue from the head that was read after the others' turn."""
-        self._ends.is_aside = False
+        self._ends.is_paused = False
         if self.is_over:
             return []
         assert self._segment is None

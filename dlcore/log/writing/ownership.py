@@ -347,7 +347,7 @@ class Ownership(Machine[OwnershipState]):
         first = self._begin(OwnershipState.ACQUIRING)
         if timeout_s <= 0:
             return first  # the first refusal is final
-        return [After(timeout_s, backoff.TOLD_AFTER_S), *first]
+        return [After(timeout_s, backoff.REPORTED_AFTER_S), *first]
 
     # One try: verify if the lock was lost, create, read if that does not tell the outcome
 

@@ -62,12 +62,13 @@ class Group(Generic[_Ticket]):
     run: _Run | None = None
     """The run for further single records, if the group ends with such records."""
     _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
-    _batch_last_txid: int = -1
 
     @property
     def last_txid(self) -> int:
         """The highest transaction id in it."""
-        return self._batch_last_txid if self.run is None else self.run.txids[-1]
+        last = self._parts[-1]
+        txid: int = last.txids[-1] if isinstance(last, _Run) else last.column(0)[-1].as_py()
+        return txid
 
     @property
     def memory_bytes(self) -> int:
@@ -107,11 +108,10 @@ class Group(Generic[_Ticket]):
         self.record_count += records
         self.size_bytes += size_bytes
 
-    def _add_batch(self, batch: pa.RecordBatch, last_txid: int, size_bytes: int) -> None:
+    def _add_batch(self, batch: pa.RecordBatch, size_bytes: int) -> None:
         self._parts.append(batch)
         self.run = None
         self.record_count += batch.num_rows
-        self._batch_last_txid = last_txid
         self.size_bytes += size_bytes
 
 
@@ -259,13 +259,13 @@ class Transmitter(Batcher[_Ticket]):
             # If this group is never sent, the rows before it may still be in the log.
             group.goes_on |= before is not None and group is not before
             before = group
-            group._add_batch(part, self.last_txid, size_bytes)
+            group._add_batch(part, size_bytes)
             if mark is not None:
                 count = part.num_rows
                 group.marked.append(MarkedRows(mark, count, group.record_count - 1))
                 mark = Mark(mark.claim, mark.first + count)
-            self._pending_bytes += size_bytes
-            self._pending_records += part.num_rows
+            self._pending.size_bytes += size_bytes
+            self._pending.records += part.num_rows
         if ticket is not None:
             group.add_ticket(ticket)
 
@@ -332,9 +332,9 @@ class Transmitter(Batcher[_Ticket]):
     def acknowledged(self) -> Group[_Ticket]:
         """Take the oldest group in flight, which is durable now."""
         group = self._in_flight.popleft()
-        self._pending_bytes -= group.memory_bytes
-        self._pending_records -= group.record_count
-        assert self._pending_bytes >= 0
+        self._pending.size_bytes -= group.memory_bytes
+        self._pending.records -= group.record_count
+        assert self._pending.size_bytes >= 0
         return group
 
     def unacknowledged(self) -> Unwritten | None:
@@ -352,7 +352,7 @@ class Transmitter(Batcher[_Ticket]):
         in_flight, queued = list(self._in_flight), list(self._sealed)
         self._in_flight.clear()
         self._sealed.clear()
-        self._pending_bytes = self._pending_records = self._sealed_bytes = 0
+        self._pending.size_bytes = self._pending.records = self._sealed_bytes = 0
         return in_flight, queued
 
 

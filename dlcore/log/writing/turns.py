@@ -95,7 +95,7 @@ class Signal(enum.Enum):
     """Events that carry nothing."""
 
     CHANGED = "the lock's node may have changed"
-    ASIDE = "the writer has no extent open, and begins none"
+    PAUSED = "the writer has no extent open, and begins none"
     RETRY_DUE = "the head may be read again"
     REST_DUE = "appends may get turns again"
 
@@ -137,7 +137,7 @@ class Call(enum.Enum):
     """Effects that carry nothing: calls with one answer, which may be `CallFailed`."""
 
     LOOK = "read the lock's node; answer with `Looked`"
-    STEP_ASIDE = "let the writer end its extent; answer with `ASIDE`"
+    PAUSE = "let the writer end its extent; answer with `PAUSED`"
     READ_HEAD = "read the log's head; answer with `HeadRead`"
 
 
@@ -238,7 +238,7 @@ class Turns(Machine[TurnState]):
         match signal:
             case Signal.CHANGED:
                 return self._changed()
-            case Signal.ASIDE:
+            case Signal.PAUSED:
                 # "given" promises that the head has no open extent.
                 self._become(TurnState.GIVING)
                 return [SetTurn("asked", "given")]
@@ -274,7 +274,7 @@ class Turns(Machine[TurnState]):
             return effects + self._settle()
         self._begun_s = now
         self._become(TurnState.PARTING)
-        return [*effects, Call.STEP_ASIDE]
+        return [*effects, Call.PAUSE]
 
     def _settle(self) -> list[Effect]:
         """Settle: no append asks, as far as is known."""

@@ -123,12 +123,12 @@ class TurnGiver:
         match call:
             case Call.LOOK:
                 return Looked(await self._lock.node.own_holder(), loop.time())
-            case Call.STEP_ASIDE:
-                aside: asyncio.Future[Any] = loop.create_future()
-                self._writer.end_with(Ending.ASIDE, aside)
+            case Call.PAUSE:
+                paused: asyncio.Future[Any] = loop.create_future()
+                self._writer.end_with(Ending.PAUSE, paused)
                 self._feed_writer(Accepted(self._context.clock.now_ms()))
-                await aside
-                return Signal.ASIDE
+                await paused
+                return Signal.PAUSED
             case SetTurn(before, turn):
                 return TurnSet(await self._lock.node.set_turn(before, turn))
             case Call.READ_HEAD:

@@ -249,7 +249,7 @@ class Pump:
                 self.segment.ledger.tell_lac()
             self.handle(EntryDurable())
             # The pump runs right behind the callers that are answered now.  What they write goes at
-            # once, and takes the LAC along; later the ledger would have told it in a message.
+            # once, and takes the LAC along; later the ledger would send it in a message of its own.
             self.wake.set()
         else:
             self.fail(error)
@@ -384,7 +384,7 @@ class DirectWriter(AsyncLogWriter):
         try:
             return await future
         except DLError:
-            self.machine.report.failure_was_told()
+            self.machine.report.failure_was_reported()
             raise
 
     async def find_last(self) -> DLSN | None:
@@ -506,10 +506,10 @@ class DirectWriter(AsyncLogWriter):
         """Log the unwritten records as an error, if this writer was not closed."""
         unwritten = self.machine.report.unwritten
         if unwritten is not None and self in left_open:
-            told = f"{unwritten}: the writer was not closed, and {reason}"
+            text = f"{unwritten}: the writer was not closed, and {reason}"
             logger.error(
                 "log %r: not written: %s; to do: write these records again if they are needed",
                 self.log_name,
-                told,
+                text,
             )
         left_open.discard(self)  # report it once

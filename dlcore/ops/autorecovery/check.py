@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.port import EntryRange
-from dlcore.ledger.ranges import EntryRanges
+from dlcore.wire.entry_ranges import EntryRanges
+from dlcore.wire.port import EntryRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -179,10 +179,10 @@ async def _close(chunks: AsyncIterator[Sequence[bytes | memoryview]]) -> None:
 
 
 def _unreadable(ledger_id: int, entry_id: int, answers: dict[BookieId, DLError]) -> LedgerReadError:
-    told = "; ".join(
+    reasons = "; ".join(
         f"{bookie}: {type(error).__name__}: {error}" for bookie, error in answers.items()
     )
     return LedgerReadError(
         f"entry {entry_id} of ledger {ledger_id} cannot be read from any other replica: "
-        f"{told or 'there is none'}"
+        f"{reasons or 'there is none'}"
     )

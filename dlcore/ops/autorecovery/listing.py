@@ -216,7 +216,7 @@ class RepairList:
         has it.
         """
         path = self._paths.troubles_of(sweep)
-        told = SweepTroubles(
+        stored = SweepTroubles(
             sweep=sweep,
             at_ms=self._clock.now_ms(),
             count=troubles.count,
@@ -225,9 +225,9 @@ class RepairList:
         try:
             if await self._store.get(path) is None:
                 if troubles.count:
-                    await self._store.create(path, encode(told), make_parents=True)
+                    await self._store.create(path, encode(stored), make_parents=True)
             elif troubles.count:
-                await self._store.put(path, encode(told), version=ANY_VERSION)
+                await self._store.put(path, encode(stored), version=ANY_VERSION)
             else:
                 await self._store.delete(path)
         except (NodeExistsError, NoNodeError, MetadataConnectionError) as error:

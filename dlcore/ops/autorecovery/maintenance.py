@@ -289,7 +289,7 @@ class Maintenance:
         warn: Callable[[str], None],
     ) -> None:
         loop = asyncio.get_running_loop()
-        told, told_s = "", loop.time()
+        warned, warned_s = "", loop.time()
         while True:
             # Auto-recovery does not move ledgers of a bookie that is back.
             infos = await self._require_stopped(name)
@@ -314,9 +314,9 @@ class Maintenance:
                 report(f"{len(left)} ledgers left")
             blocked = await self._what_blocks() or _too_few(name, len(left), stuck, infos)
             blocked = blocked or await self._failures(left)
-            if blocked and (blocked != told or loop.time() - told_s >= _WARNING_S):
+            if blocked and (blocked != warned or loop.time() - warned_s >= _WARNING_S):
                 warn(blocked)
-                told, told_s = blocked, loop.time()
+                warned, warned_s = blocked, loop.time()
             if loop.time() >= deadline:
                 raise DecommissionError(
                     f"{len(left)} ledgers still need bookie {name}: "

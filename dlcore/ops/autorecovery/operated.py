@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS, samples
 from dlcore.backends.direct.trial import trial_log, try_log
 from dlcore.base.http_options import http_address_of, require_http
+from dlcore.base.listening.operator_port import Operated
+from dlcore.metadata.operated import METRICS as METADATA_METRICS, session_check, source_of
 from dlcore.ops.autorecovery.metrics import METRICS
-from dlcore.transport.operator_port import Operated, session_check
 
 if TYPE_CHECKING:
-    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.metrics import RecoveryFigures
 
@@ -35,9 +36,12 @@ def operated_recovery(
     name = trial_log("autorecovery", socket.gethostname(), address.port if address else 0)
     return Operated(
         role="autorecovery",
-        metrics=(*METRICS, *CLIENT_METRICS),
-        sources=[figures.samples, partial(samples, context, namespace.get_statistics)],
+        metrics=(*METADATA_METRICS, *METRICS, *CLIENT_METRICS),
+        sources=[
+            source_of(context.store),
+            figures.samples,
+            partial(samples, context, namespace.get_statistics),
+        ],
         checks={"metadata_store": session_check(context.store)},
         trial=partial(try_log, namespace, name),
-        store=context.store,
     )

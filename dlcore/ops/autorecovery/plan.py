@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.config import QuorumConfig
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange
+    from dlcore.wire.port import EntryRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

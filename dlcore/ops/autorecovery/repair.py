@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.ledger.port import EntryRange
     from dlcore.ops.autorecovery.check import Answer
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.listing import ListedLedger
+    from dlcore.wire.port import EntryRange
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +304,7 @@ class LedgerRepairer:
             current.infos, ensemble=places, positions=[place.position], quorum=quorum
         )
         if not chosen:
-            raise _nobody(current, old, members)
+            raise _no_bookie(current, old, members)
         return chosen[place.position]
 
     async def _missing_on(
@@ -452,7 +452,7 @@ class LedgerRepairer:
         members = current.metadata.last_ensemble.bookies
         if not any(not i.read_only and i.bookie not in members for i in current.infos):
             self._graces.pop(current.metadata.ledger_id, None)
-            raise _nobody(current, lost[0], members)
+            raise _no_bookie(current, lost[0], members)
 
 
 def _key(
@@ -461,7 +461,7 @@ def _key(
     return current.metadata.ledger_id, place.fragment.first_entry_id, old
 
 
-def _nobody(current: _Round, lost: BookieId | None, members: Sequence[BookieId]) -> DLError:
+def _no_bookie(current: _Round, lost: BookieId | None, members: Sequence[BookieId]) -> DLError:
     writable = [info.bookie for info in current.infos if not info.read_only]
     where = (
         "all of them in the ensemble; start another one"

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
+from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.ops.autorecovery.auditor import Auditor
 from dlcore.ops.autorecovery.election import Election
 from dlcore.ops.autorecovery.listing import RepairList
@@ -60,7 +60,7 @@ class AutoRecovery:
         self._also = also
         self._mend = mend
         self._repairs = RepairList(context.store, context.paths, context.clock)
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(reported_to_callers)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 

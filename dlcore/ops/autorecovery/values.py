@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dlcore.base.features import UNTOLD, Release
+from dlcore.base.features import UNKNOWN_RELEASE, Release
 from dlcore.base.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count
 
@@ -39,7 +39,7 @@ class RecoveryMember(msgspec.Struct, frozen=True, kw_only=True):
 
     layout: int = LAYOUT
     owner: str
-    release: Release = UNTOLD
+    release: Release = UNKNOWN_RELEASE
 
 
 class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.access.principals import Principal
-from dlcore.access.rights import EVERYBODY, Demand, Right, Rule, Rules, Scope, Verdict
+from dlcore.base.access.principals import Principal
+from dlcore.base.access.rights import EVERYBODY, Demand, Right, Rule, Rules, Scope, Verdict
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.cli.context import (
     ask,

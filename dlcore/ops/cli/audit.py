@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dlcore.access.audit import BEGINNING, verify
+from dlcore.base.access.audit import BEGINNING, verify
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.cli.context import common_options
 from dlcore.ops.cli.output import show_done

@@ -36,10 +36,10 @@ from dlcore.ops.upkeep.config import UpkeepConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.tls_in_use import TlsInUse
-    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.tls_in_use import TlsInUse
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.base.config import LedgerClientConfig
     from dlcore.ops.autorecovery.maintenance import RecoveryStatus
 
@@ -96,7 +96,7 @@ async def _watched(tls: TlsFiles | None, work: Coroutine[Any, Any, None]) -> Non
     """Run `work`, and tell meanwhile when certificates expire."""
     async with side_tasks() as tasks:
         if tls is not None:
-            from dlcore.access.tls_in_use import TlsInUse
+            from dlcore.base.access.tls_in_use import TlsInUse
 
             tasks.start(TlsInUse(tls).watch())
         await work
@@ -128,8 +128,8 @@ async def _serve(
     cluster: dict[str, object],
 ) -> None:
     """Serve until stopped; `cluster` has the settings of the cluster, which `read` uses."""
-    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import open_namespace
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.ops.autorecovery.joining import joined
 
@@ -171,12 +171,12 @@ async def _serve(
 async def _started(
     namespace: DirectNamespace, config: _ServiceConfig, tls: TlsInUse | None
 ) -> AsyncGenerator[asyncio.Task[None], None]:
+    from dlcore.base.listening.operator_port import operator_port
     from dlcore.ops.autorecovery.lagging import SubscriberLags
     from dlcore.ops.autorecovery.metrics import RecoveryFigures
     from dlcore.ops.autorecovery.operated import operated_recovery
     from dlcore.ops.autorecovery.service import AutoRecovery
     from dlcore.ops.upkeep.worker import LogUpkeep
-    from dlcore.transport.operator_port import operator_port
 
     recovery, figures = config.recovery, RecoveryFigures()
     lags = SubscriberLags(namespace, figures, interval_s=recovery.lag_interval_s)

@@ -169,16 +169,16 @@ def collect(name: str, *, yes: bool) -> None:
 
 
 async def _describe_garbage(namespace: DirectNamespace, name: str) -> str:
-    from dlcore.access.tls_in_use import TlsInUse
-    from dlcore.transport.control import ControlClient
+    from dlcore.base.access.tls_in_use import TlsInUse
+    from dlcore.wire.control import ControlClient
 
     needed = await _count_ledgers_of(namespace, name)
     control = ControlClient(timeout_s=_INFO_TIMEOUT_S, tls=TlsInUse.of(namespace_tls()))
     try:
         for info in await namespace.get_bookies():
             if info.bookie.name == name:
-                told = await control.ask(info.bookie, info.control_address)
-                return f"it holds {told.ledgers} ledgers, and {needed} refer to it"
+                answer = await control.ask(info.bookie, info.control_address)
+                return f"it holds {answer.ledgers} ledgers, and {needed} refer to it"
     except BookieUnavailableError as error:
         return f"how much is unknown ({error}), {needed} ledgers refer to it"
     finally:

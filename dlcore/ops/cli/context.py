@@ -32,10 +32,10 @@ from dlcore.base.settings import (
 )
 
 if TYPE_CHECKING:
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.api.namespace import Namespace as AsyncNamespace
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.sync import Namespace
 
 DEBUG_KEY = "debug"
@@ -323,7 +323,7 @@ def namespace_tls() -> TlsFiles | None:
     Raises:
         ConfigurationError: a file is missing that the others need.
     """
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
     given = given_settings()
     return TlsFiles.of(
@@ -339,7 +339,7 @@ def zookeeper_access() -> ZooKeeperAccess:
     Raises:
         ConfigurationError: a file is missing that the others need.
     """
-    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.access.zookeeper import ZooKeeperAccess
 
     return ZooKeeperAccess.of(given_settings())
 

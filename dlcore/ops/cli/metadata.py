@@ -106,8 +106,8 @@ class _Operators(NamedTuple):
 
 
 async def _serve(folder: Path, host: str, port: int, operators: _Operators) -> None:
+    from dlcore.base.listening.operator_port import Operated, operator_port
     from dlcore.ops.metadata_server.server import METRICS, MetadataServer
-    from dlcore.transport.operator_port import Operated, operator_port
 
     loop = asyncio.get_running_loop()
     server = MetadataServer(folder)
@@ -120,7 +120,6 @@ async def _serve(folder: Path, host: str, port: int, operators: _Operators) -> N
         sources=[server.samples],
         checks={"serving": server.not_serving},
         trial=server.try_file,
-        store=None,
     )
     try:
         async with operator_port(operators, operated, None):

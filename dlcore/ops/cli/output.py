@@ -125,7 +125,7 @@ class Progress:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         is_seen = beside is not None and beside.isatty()
         self.is_shown = is_terminal and not is_seen and not wants_json()
-        self._told_at_ms = 0
+        self._shown_at_ms = 0
 
     def __enter__(self) -> Self:
         return self
@@ -138,8 +138,8 @@ class Progress:
     def tell(self, what: str, done: object, total: int | None = None) -> None:
         """Show that `done` is done, at most a few times a second."""
         now_ms = SystemClock().now_ms()
-        if self.is_shown and abs(now_ms - self._told_at_ms) >= _PROGRESS_INTERVAL_MS:
-            self._told_at_ms = now_ms
+        if self.is_shown and abs(now_ms - self._shown_at_ms) >= _PROGRESS_INTERVAL_MS:
+            self._shown_at_ms = now_ms
             of = "" if total is None else f" of {total}"
             click.echo(f"\r{what}: {done}{of}\x1b[K", nl=False, err=True)
 

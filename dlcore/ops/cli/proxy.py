@@ -118,8 +118,8 @@ def list_proxies() -> None:
 def _proxy_row(answer: Answer[ProxyHealth]) -> dict[str, object]:
     from dlcore.ops.diagnosis.top import proxy_row
 
-    told, row = answer.told, proxy_row(answer)
-    expires_at_ms = None if told is None else told.expires_at_ms
+    report, row = answer.report, proxy_row(answer)
+    expires_at_ms = None if report is None else report.expires_at_ms
     return {
         "location": row.proxy,
         "state": row.state,

@@ -20,8 +20,8 @@ from dlcore.ops.cli.context import (
 from dlcore.ops.cli.output import Progress, show_fields
 
 if TYPE_CHECKING:
-    from dlcore.access.audit_file import AuditFile
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.audit_file import AuditFile
     from dlcore.ops.upkeep.redactor import LogRedactor, Receipt
 
 AUDIT_FILE = "dlog-audit.jsonl"
@@ -118,7 +118,7 @@ async def _redact(
     purge: bool,
     patience_s: float,
 ) -> Receipt:
-    from dlcore.access.audit_file import AuditFile
+    from dlcore.base.access.audit_file import AuditFile
 
     # Opened first: without a place for the receipt nothing is redacted.
     audit = AuditFile(audit_file)
@@ -150,7 +150,7 @@ async def _opened(
 
 
 def _write(audit: AuditFile, receipt: Receipt) -> None:
-    from dlcore.access.audit import AuditLine
+    from dlcore.base.access.audit import AuditLine
 
     result = "ok" if not receipt.left else "waits: " + "; ".join(receipt.left)
     audit.write(

@@ -17,36 +17,36 @@ from dlcore.metadata.paths import unescape
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.ports import NamespacePorts
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.flight.answers import ProxyHealth
     from dlcore.ledger.metadata.bookies import BookieRegistration
-    from dlcore.transport.control import BookieInfo, ControlClient
+    from dlcore.wire.control import BookieInfo, ControlClient
 
 PATIENCE_S = 5.0
 """Longest wait for one server; the others are asked meanwhile."""
 
 
-class Told(Protocol):
+class Report(Protocol):
     """A server's own report."""
 
     @property
     def clock_ms(self) -> int | None:
-        """Its clock; None if its release does not tell it."""
+        """Its clock; None if its release does not report it."""
 
 
-_Told = TypeVar("_Told", bound=Told)
+_Report = TypeVar("_Report", bound=Report)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[_Told]):
+class Answer(Generic[_Report]):
     """The answer of a server, or why there is none."""
 
     server: str
-    told: _Told | None
+    report: _Report | None
     problem: str = ""
     ahead_ms: float | None = None
-    """How far its clock is ahead of ours, if it told it."""
+    """How far its clock is ahead of ours, if it reports one."""
     within_ms: float = 0.0
     """How far off `ahead_ms` may be: half of the time for the answer."""
 
@@ -83,17 +83,17 @@ async def live_proxies(ports: NamespacePorts) -> list[str]:
     return [unescape(name) for name in await ports.store.get_children(ports.paths.proxies) or ()]
 
 
-async def _asked(server: str, ask: Callable[[], Awaitable[_Told]]) -> Answer[_Told]:
+async def _asked(server: str, ask: Callable[[], Awaitable[_Report]]) -> Answer[_Report]:
     clock, now_s = SystemClock(), asyncio.get_running_loop().time
     sent_ms, sent_s = clock.now_ms(), now_s()
     try:
         async with asyncio.timeout(PATIENCE_S):
-            told = await ask()
+            report = await ask()
     except DLError as error:
         return Answer(server, None, str(error))
     except TimeoutError:
         return Answer(server, None, f"no answer within {PATIENCE_S:g} s")
-    if told.clock_ms is None:
-        return Answer(server, told)
+    if report.clock_ms is None:
+        return Answer(server, report)
     within_ms = (now_s() - sent_s) * 1000 / 2
-    return Answer(server, told, "", told.clock_ms - sent_ms - within_ms, within_ms)
+    return Answer(server, report, "", report.clock_ms - sent_ms - within_ms, within_ms)

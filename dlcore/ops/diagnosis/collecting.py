@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError
 from dlcore.metadata.answers import in_thread
@@ -24,13 +24,13 @@ from dlcore.ops.autorecovery.replicas import read_cookies
 from dlcore.ops.diagnosis.archive import MANIFEST, Bundle
 from dlcore.ops.diagnosis.asking import PATIENCE_S, ask_bookies, ask_proxies, live_proxies
 from dlcore.ops.diagnosis.servers import Server, describe_machine, find_servers
-from dlcore.transport.control import ControlClient
+from dlcore.wire.control import ControlClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ops.diagnosis.asking import Answer
 
@@ -131,7 +131,7 @@ class Collector:
         ]
         if server.folder:
             parts.append(self._part(f"folders/{label}", lambda: _threaded(server.list_folder)))
-        if server.told["settings"].get("http_address"):
+        if server.facts["settings"].get("http_address"):
             metrics = partial(server.metrics, self._tls)
             parts.append(self._part(f"metrics/{label}.txt", lambda: _threaded(metrics)))
         await asyncio.gather(*parts)
@@ -194,7 +194,7 @@ class Collector:
 def _answered(answer: Answer[Any]) -> dict[str, object]:
     return {
         "name": answer.server,
-        "told": msgspec.to_builtins(answer.told),
+        "told": msgspec.to_builtins(answer.report),
         "problem": answer.problem or None,
         "ahead_ms": answer.ahead_ms,
         "within_ms": answer.within_ms,

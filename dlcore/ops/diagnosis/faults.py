@@ -83,10 +83,10 @@ def _lost_quorum(values: Values) -> Iterator[Fault]:
 
 def _full_disks(values: Values) -> Iterator[Fault]:
     for each in _bookies(values):
-        told = each["told"]
-        if told is None or not told["read_only"] or told["failed"]:
+        report = each["told"]
+        if report is None or not report["read_only"] or report["failed"]:
             continue
-        free, total = told["free_bytes"], told["total_bytes"]
+        free, total = report["free_bytes"], report["total_bytes"]
         if free < max(LOW_SHARE * total, min(LOW_BYTES, total / 2)):
             yield Fault(
                 kind="full-disk",
@@ -98,16 +98,16 @@ def _full_disks(values: Values) -> Iterator[Fault]:
 
 def _failed_bookies(values: Values) -> Iterator[Fault]:
     for each in _bookies(values):
-        told = each["told"]
-        if told is not None and told["failed"]:
+        report = each["told"]
+        if report is not None and report["failed"]:
             yield Fault(
                 kind="failed-bookie",
                 what=f"bookie {each['name']} failed at a write or a sync, and writes nothing",
                 evidence=("bookies: failed=true",),
                 to_do="see its log for the error of its disk; replace the disk or start it again",
             )
-        if told is not None and told["damaged_entries"]:
-            count = told["damaged_entries"]
+        if report is not None and report["damaged_entries"]:
+            count = report["damaged_entries"]
             yield Fault(
                 kind="damaged-entries",
                 what=f"bookie {each['name']} has damaged entries that are not repaired yet",
@@ -130,11 +130,11 @@ def _lost_bookies(values: Values) -> Iterator[Fault]:
 
 def _partitioned_proxies(values: Values) -> Iterator[Fault]:
     for each in values.get("proxies", ()):
-        told = each["told"]
-        if told is None:
+        report = each["told"]
+        if report is None:
             why = f"its session lasts, and it does not answer: {each['problem']}"
-        elif told.get("degraded"):
-            why = f"it answers, and has no connection to the metadata store: {told['degraded']}"
+        elif report.get("degraded"):
+            why = f"it answers, and has no connection to the metadata store: {report['degraded']}"
         else:
             continue
         yield Fault(
@@ -252,8 +252,8 @@ def _bookie_id(bookie: Values) -> str:
 
 
 def _is_writable(bookie: Values) -> bool:
-    told = bookie["told"]
-    return told is not None and not told["read_only"] and not told["failed"]
+    report = bookie["told"]
+    return report is not None and not report["read_only"] and not report["failed"]
 
 
 def _first(texts: Sequence[str]) -> tuple[str, ...]:

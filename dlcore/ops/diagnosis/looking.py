@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from dlcore.access.tls_in_use import TlsInUse
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.errors import DLError
 from dlcore.log.metadata.values import LockHolder, LogKey
 from dlcore.log.reading.subscriptions import list_subscriptions
@@ -13,18 +13,18 @@ from dlcore.metadata.stored import decode_or_tell
 from dlcore.ops.autorecovery.maintenance import Maintenance
 from dlcore.ops.diagnosis.asking import PATIENCE_S, ask_bookies, ask_proxies, live_proxies
 from dlcore.ops.diagnosis.top import Look
-from dlcore.transport.control import ControlClient
+from dlcore.wire.control import ControlClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.base.ids import DLSN
     from dlcore.flight.answers import ProxyHealth
     from dlcore.ops.autorecovery.maintenance import RecoveryStatus
     from dlcore.ops.diagnosis.asking import Answer
-    from dlcore.transport.control import BookieInfo
+    from dlcore.wire.control import BookieInfo
 
 PART_S = 2 * PATIENCE_S
 LOGS_MAX = 200

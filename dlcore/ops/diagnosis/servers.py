@@ -21,11 +21,11 @@ from dlcore.base.self_report import NAME_PREFIX, STACKS_SIGNAL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
 _PROC = Path("/proc")
 _NAME = re.compile(rf"/memfd:{NAME_PREFIX}\S+ .* \(deleted\)")
-_TOLD = ("State", "Threads", "VmRSS", "VmHWM", "VmSwap", "FDSize")
+_STATUS_KEYS = ("State", "Threads", "VmRSS", "VmHWM", "VmSwap", "FDSize")
 _LOG_BYTES_MAX = 256 * 1024
 _STACKS_WAIT_S = 3.0
 _POLL_S = 0.05
@@ -41,26 +41,26 @@ class Server:
     pid: int
     report: Path
     """The file in which it reports itself."""
-    told: dict[str, Any]
+    facts: dict[str, Any]
     """Its role, name and settings."""
 
     @property
     def label(self) -> str:
         """A name for files."""
-        return f"{self.told['role']}-{self.pid}"
+        return f"{self.facts['role']}-{self.pid}"
 
     @property
     def folder(self) -> str:
         """The folder with its data; empty: it has none."""
-        return str(self.told["settings"].get("data_dir", ""))
+        return str(self.facts["settings"].get("data_dir", ""))
 
     def describe(self) -> dict[str, object]:
         """Return what it reports, and what the kernel knows of it."""
         process = _PROC / str(self.pid)
         lines = (line.partition(":") for line in _text(process / "status").splitlines())
-        return self.told | {
+        return self.facts | {
             "pid": self.pid,
-            "status": {key: value.strip() for key, _, value in lines if key in _TOLD},
+            "status": {key: value.strip() for key, _, value in lines if key in _STATUS_KEYS},
             "limits": _text(process / "limits").splitlines(),
             "open_files": len(list((process / "fd").iterdir())),
             "open_files_max": _open_files_max(_text(process / "limits")),
@@ -77,7 +77,7 @@ class Server:
             return file.read(_LOG_BYTES_MAX).decode(errors="replace")
 
     def stacks(self) -> str:
-        """Return the stacks of its threads.  A process that is stopped tells none."""
+        """Return the stacks of its threads.  A process that is stopped writes none."""
         status = _text(_PROC / str(self.pid) / "status")
         caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
         if caught is None or not int(caught[1], 16) >> (STACKS_SIGNAL - 1) & 1:
@@ -91,14 +91,14 @@ class Server:
                 break
             known = size
         else:
-            return f"it told no stacks within {_STACKS_WAIT_S:g} s: is it stopped?\n"
+            return f"it wrote no stacks within {_STACKS_WAIT_S:g} s: is it stopped?\n"
         with self.report.open("rb") as file:
             file.seek(start)
             return file.read().decode(errors="replace")
 
     def metrics(self, tls: TlsFiles | None) -> str:
         """Return its metrics, from the HTTP port that its settings name."""
-        settings = self.told["settings"]
+        settings = self.facts["settings"]
         address, has_tls = settings["http_address"], settings.get("http_tls", "none") != "none"
         connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_S)
         if has_tls and tls is not None:
@@ -140,8 +140,8 @@ def find_servers() -> list[Server]:
             for file in (process / "fd").iterdir() if pid != os.getpid() else ():
                 if _NAME.fullmatch(_target(file)):
                     with file.open("rb") as report:
-                        told = json.loads(report.readline())
-                    known = {key: told[key] for key in ("role", "name", "settings")}
+                        facts = json.loads(report.readline())
+                    known = {key: facts[key] for key in ("role", "name", "settings")}
                     found.append(Server(pid, file, known))
                     break
     return found

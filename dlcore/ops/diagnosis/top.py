@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.ops.autorecovery.maintenance import RecoveryStatus
     from dlcore.ops.diagnosis.asking import Answer
-    from dlcore.transport.control import BookieInfo
+    from dlcore.wire.control import BookieInfo
 
 NO_ANSWER = "no answer"
 
@@ -137,8 +137,8 @@ def _log_row(name: str, before: Look | None, now: Look) -> LogRow:
 
 
 def _bookie_row(answer: Answer[BookieInfo], before: Look | None, now: Look) -> BookieRow:
-    told = answer.told
-    if told is None:
+    report = answer.report
+    if report is None:
         return BookieRow(
             bookie=answer.server,
             state=NO_ANSWER,
@@ -148,19 +148,19 @@ def _bookie_row(answer: Answer[BookieInfo], before: Look | None, now: Look) -> B
             bytes_per_s=None,
             problem=answer.problem,
         )
-    earlier = {each.server: each.told for each in before.bookies} if before is not None else {}
+    earlier = {each.server: each.report for each in before.bookies} if before is not None else {}
     known = earlier.get(answer.server)
     bytes_per_s = None
     if before is not None and known is not None:
-        bytes_per_s = (told.stored_bytes - known.stored_bytes) / (now.at_s - before.at_s)
-    state = "failed" if told.failed else "read-only" if told.read_only else "writable"
-    damaged = f"{told.damaged_entries} damaged entries" if told.damaged_entries else ""
+        bytes_per_s = (report.stored_bytes - known.stored_bytes) / (now.at_s - before.at_s)
+    state = "failed" if report.failed else "read-only" if report.read_only else "writable"
+    damaged = f"{report.damaged_entries} damaged entries" if report.damaged_entries else ""
     return BookieRow(
         bookie=answer.server,
         state=state,
-        free_bytes=told.free_bytes,
-        total_bytes=told.total_bytes,
-        ledgers=told.ledgers,
+        free_bytes=report.free_bytes,
+        total_bytes=report.total_bytes,
+        ledgers=report.ledgers,
         bytes_per_s=bytes_per_s,
         problem=damaged,
     )
@@ -168,12 +168,13 @@ def _bookie_row(answer: Answer[BookieInfo], before: Look | None, now: Look) -> B
 
 def proxy_row(answer: Answer[ProxyHealth]) -> ProxyRow:
     """Return the row of a proxy."""
-    told = answer.told
-    if told is None:
+    report = answer.report
+    if report is None:
         return ProxyRow(proxy=answer.server, state=NO_ANSWER, logs=None, problem=answer.problem)
-    serving = "serves" if told.serves else "drained"
-    state = serving if told.degraded is None else "degraded"
-    return ProxyRow(proxy=answer.server, state=state, logs=told.logs, problem=told.degraded or "")
+    serving = "serves" if report.serves else "drained"
+    state = serving if report.degraded is None else "degraded"
+    problem = report.degraded or ""
+    return ProxyRow(proxy=answer.server, state=state, logs=report.logs, problem=problem)
 
 
 def _recovery_state(status: RecoveryStatus | None) -> str:

@@ -34,8 +34,8 @@ from dlcore.ops.rolling.restart import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.flight.answers import NoAnswer
 
 _DRAIN_PATIENCE_S = 60.0
@@ -138,7 +138,8 @@ class Restarter:
             if node is not None
         }
         for answer in await ask_proxies(there, tls=self._tls, token=self._token):
-            if answer.told is not None and answer.told.serves and answer.told.degraded is None:
+            report = answer.report
+            if report is not None and report.serves and report.degraded is None:
                 lives[answer.server] = there[answer.server]
         listed = RepairList(ports.store, ports.paths, ports.clock)
         missing = [ledger_id async for ledger_id in listed.ledger_ids()]
@@ -188,5 +189,5 @@ async def run_command(words: Sequence[str], *, patience_s: float) -> None:
             process.kill()
             await process.wait()
     if process.returncode:
-        told = output.decode(errors="replace").strip()[-_OUTPUT_MAX:]
-        raise DLError(f"{shown}: exit code {process.returncode}: {told}")
+        report = output.decode(errors="replace").strip()[-_OUTPUT_MAX:]
+        raise DLError(f"{shown}: exit code {process.returncode}: {report}")

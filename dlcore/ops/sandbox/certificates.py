@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.access.principals import Proof
-from dlcore.access.tls import TlsFiles
+from dlcore.base.access.principals import Proof
+from dlcore.base.access.tls import TlsFiles
 from dlcore.base.clock import SystemClock
 from dlcore.base.extras import missing_packages_explained
 from dlcore.ops.sandbox.process import HOST

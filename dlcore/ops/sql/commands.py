@@ -284,8 +284,8 @@ def information_table(numbers: Collection[int], *, version: str) -> pa.Table:
         _TRANSACTIONS: (_INT32, _NO_TRANSACTIONS),
         _CANCEL: (_BOOL, False),
     }
-    told = [number for number in sorted(known) if not numbers or number in numbers]
-    kinds = [known[number][0] for number in told]
+    listed = [number for number in sorted(known) if not numbers or number in numbers]
+    kinds = [known[number][0] for number in listed]
     types = {
         "string_value": pa.string(),
         "bool_value": pa.bool_(),
@@ -295,7 +295,7 @@ def information_table(numbers: Collection[int], *, version: str) -> pa.Table:
         "int32_to_int32_list_map": pa.map_(pa.int32(), pa.list_(pa.int32())),
     }
     children = [
-        pa.array([value for each, value in map(known.__getitem__, told) if each == kind], type_)
+        pa.array([value for each, value in map(known.__getitem__, listed) if each == kind], type_)
         for kind, type_ in enumerate(types.values())
     ]
     offsets = [kinds[:index].count(kind) for index, kind in enumerate(kinds)]
@@ -305,4 +305,4 @@ def information_table(numbers: Collection[int], *, version: str) -> pa.Table:
     schema = pa.schema(
         [pa.field("info_name", pa.uint32(), False), pa.field("value", values.type, False)]
     )
-    return pa.table([pa.array(told, pa.uint32()), values], schema=schema)
+    return pa.table([pa.array(listed, pa.uint32()), values], schema=schema)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow.compute as pc
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.base.records import RecordPlace
     from dlcore.sync import DistributedLogManager, Namespace
 
@@ -139,7 +139,7 @@ class Query:
     def __init__(self, sql: str, namespace: Namespace, *, memory_bytes: int) -> None:
         self._tables: list[LogTable] = []
         self._unknown: dict[str, DLError] = {}
-        with self._told():
+        with self._own_errors():
             connection = _connect(memory_bytes)
             registered: dict[str, str] = {}
             for name in _names_in(connection, sql):
@@ -165,11 +165,11 @@ class Query:
         return self._rows.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        with self._told():
+        with self._own_errors():
             yield from self._rows
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _own_errors(self) -> Iterator[None]:
         """Raise errors of DuckDB as ours, and those of logs as they were.
 
         DuckDB's text on a lack of memory names settings that its callers cannot reach, and the one
@@ -235,10 +235,10 @@ def _names_in(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
     ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
     tree = json.loads(text)
     if tree.get("error"):
-        told = tree.get("error_message", "it is none")
+        reason = tree.get("error_message", "it is none")
         if tree.get("error_type") == "parser":
-            raise ConfigurationError(f"the statement does not parse: {told}")
-        raise UnsupportedError(f"expected one SELECT statement: {told}")
+            raise ConfigurationError(f"the statement does not parse: {reason}")
+        raise UnsupportedError(f"expected one SELECT statement: {reason}")
     if len(tree["statements"]) != 1:
         raise UnsupportedError(f"{len(tree['statements'])} statements: expected one SELECT")
     names = sorted(set(_tables(tree)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlcore.access.entrances import Entrance
+from dlcore.base.access.entrances import Entrance
 
 _CALLERS = "a user whom the proxies know by a token; where they check none, every caller"
 

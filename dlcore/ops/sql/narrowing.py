@@ -2,7 +2,7 @@
 
 Sequence ids, times and segment numbers never fall along a log.  Arrow is asked whether a filter can
 hold for any row between two places, as it asks for the partitions of a dataset.  The longest
-beginning of the log for which it cannot hold is left out, and likewise the longest end.
+beginning of the log for which it cannot hold is left out, and the longest end, too.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ from dlcore.ops.sql.worker import Asked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
 
-_TOLD_BYTES = 64 * 1024
+_STDERR_BYTES = 64 * 1024
 _KEY = "caller"
 _BEARER = "bearer"
 
@@ -107,7 +107,7 @@ class SqlServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self, _: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
         """Return the ticket of a command.  Its columns come with its rows."""
-        with _told():
+        with _flight_errors():
             data = bytes(descriptor.command or b"")
             ticket = commands.ticket_of(commands.command_of(data), data)
             return flight.FlightInfo(None, descriptor, [flight.FlightEndpoint(ticket, [])], -1, -1)
@@ -116,7 +116,7 @@ class SqlServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
         """Return the rows of a statement, or those about metadata."""
-        with _told():
+        with _flight_errors():
             command = commands.command_of(ticket.ticket)
             token = self._token_of(context)
             if isinstance(command, commands.Statement):
@@ -128,7 +128,7 @@ class SqlServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> Iterator[flight.Result]:
         """Prepare a statement: return its columns, from a process that ends then; or close one."""
-        with _told():
+        with _flight_errors():
             statement = commands.prepared_by(action.type, action.body.to_pybytes())
             if statement is None:
                 return iter(())
@@ -145,7 +145,7 @@ class SqlServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
     def do_put(self, *_: object) -> None:
         """Refuse: parameters of a statement come so, and rows to store."""
-        with _told():
+        with _flight_errors():
             raise UnsupportedError("DoPut: a statement has no parameters here, and changes nothing")
 
     def list_flights(self, *_: object) -> Iterator[flight.FlightInfo]:
@@ -213,20 +213,20 @@ class _Rows:
 
     def __init__(self, asked: Asked, left: Callable[[], None]) -> None:
         self._asked = asked
-        told = tempfile.TemporaryFile()  # noqa: SIM115 - `_end` closes it
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_end` closes it
         process = subprocess.Popen(
             [sys.executable, "-m", "dlcore.ops.sql.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=told,
+            stderr=stderr,
         )
-        self._told, self._process = told, process
+        self._stderr, self._process = stderr, process
         self._is_late = threading.Event()
         self._timer = threading.Timer(asked.query_s, _kill_late, (process, self._is_late))
         self._timer.daemon = True
         self._timer.start()
         # A client that goes away drops this object, perhaps before it asked for a row.
-        self._end = weakref.finalize(self, _end, process, self._timer, told, left)
+        self._end = weakref.finalize(self, _end, process, self._timer, stderr, left)
 
     def begin(self) -> None:
         """Wait for the columns.  Raises: the query's error."""
@@ -257,7 +257,7 @@ class _Rows:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        with _told():
+        with _flight_errors():
             try:
                 return self._reader.read_next_batch()
             except StopIteration:
@@ -272,14 +272,14 @@ class _Rows:
         """Return why the process has failed, which is over then."""
         self._process.kill()
         code = self._process.wait()
-        line = _last_line(self._told)
+        line = _last_line(self._stderr)
         self._end()
         if self._is_late.is_set():
             return OverCapacityError(f"the query took more than {self._asked.query_s} s")
         try:
-            told = msgspec.json.decode(line, type=dict[str, str])
-            kind = getattr(errors, told["kind"])
-            return kind(told["error"])  # type: ignore[no-any-return]
+            failure = msgspec.json.decode(line, type=dict[str, str])
+            kind = getattr(errors, failure["kind"])
+            return kind(failure["error"])  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, KeyError, AttributeError):
             return UnexpectedError(
                 f"the process of the query ended with {code}: it may need more than "
@@ -295,13 +295,13 @@ def _kill_late(process: subprocess.Popen[bytes], is_late: threading.Event) -> No
 def _end(
     process: subprocess.Popen[bytes],
     timer: threading.Timer,
-    told: IO[bytes],
+    stderr: IO[bytes],
     left: Callable[[], None],
 ) -> None:
     timer.cancel()
     process.kill()
     process.wait()
-    for each in (process.stdin, process.stdout, told):
+    for each in (process.stdin, process.stdout, stderr):
         if each is not None:
             with suppress(OSError):
                 each.close()
@@ -309,12 +309,12 @@ def _end(
 
 
 def _last_line(file: IO[bytes]) -> bytes:
-    file.seek(max(0, file.seek(0, 2) - _TOLD_BYTES))
+    file.seek(max(0, file.seek(0, 2) - _STDERR_BYTES))
     return file.read().rstrip().rpartition(b"\n")[2]
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _flight_errors() -> Iterator[None]:
     """Raise our errors as those that Flight knows a status for."""
     try:
         yield

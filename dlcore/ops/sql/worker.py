@@ -51,15 +51,15 @@ def main() -> int:
 
 
 def _failed(error: DLError) -> int:
-    told = {"kind": type(error).__name__, "error": str(error)}
-    sys.stderr.write("\n" + json.dumps(told) + "\n")
+    failure = {"kind": type(error).__name__, "error": str(error)}
+    sys.stderr.write("\n" + json.dumps(failure) + "\n")
     return 1
 
 
 def _run(asked: Asked) -> None:
     import pyarrow as pa
 
-    from dlcore.access.tls import TlsFiles
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.ops.sql.engine import Query, opened
 
     tls = None

@@ -7,6 +7,8 @@ import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, assert_never
 
+from typing_extensions import override
+
 from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerNotFoundError,
@@ -32,8 +34,9 @@ from dlcore.ops.upkeep.mending import (
     Write,
     Written,
 )
-from dlcore.ops.upkeep.objects_made import ObjectMaker, RunStart
+from dlcore.ops.upkeep.objects_made import ColdEntries, ObjectMaker
 from dlcore.ops.upkeep.rewriting import SegmentRewriter
+from dlcore.ops.upkeep.tiering import RunPlace
 
 if TYPE_CHECKING:
     from dlcore.ledger.metadata.store import VersionedLedger
@@ -150,32 +153,26 @@ class ColdMender(SegmentRewriter):
         log = await self._context.logs.find_again(key)
         (schema,) = await self._context.logs.read_schemas([log])
         async with aclosing(self._entries(origin.extents)) as entries:
-            maker = _OneObject(
-                self._context,
-                entries,
-                log=log,
-                schema=schema,
-                start=RunStart(int(lssn), origin.entry, origin.sequence_id),
-                bytes_max=sys.maxsize,
-                take=_at_once,
-            )
-            maker.first = origin.entry + ledger.objects[number].first_entry_id
-            maker.end = origin.entry + end_entry_of(ledger, number)
-            return await maker.make()
+            start = RunPlace(int(lssn), origin.entry, origin.sequence_id)
+            part = _PartOfRun(entries, log=log, schema=schema, start=start, take=_at_once)
+            part.first = origin.entry + ledger.objects[number].first_entry_id
+            part.end = origin.entry + end_entry_of(ledger, number)
+            return await ObjectMaker(self._context, part, bytes_max=sys.maxsize).make()
 
 
 async def _at_once(_: int) -> None:
     """Set no pace: one object is little."""
 
 
-class _OneObject(ObjectMaker):
-    """Makes an object of the entries of a run from `first` up to `end`, which is not in it."""
+class _PartOfRun(ColdEntries):
+    """The entries of a run from `first` up to `end`, which is not among them."""
 
     first = 0
     end = 0
 
-    async def _next(self) -> tuple[int, ColdEntry] | None:
-        while (found := await super()._next()) is not None and found[1].entry < self.end:
+    @override
+    async def next(self) -> tuple[int, ColdEntry] | None:
+        while (found := await super().next()) is not None and found[1].entry < self.end:
             if found[1].entry >= self.first:
                 return found
         return None

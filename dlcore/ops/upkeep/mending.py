@@ -205,7 +205,7 @@ class MendRun(StepMachine[MendState, Event, Work, bool]):
         self._ledger = ledger
         self._number = number
         self._unique = unique
-        self._told = [damage]
+        self._reasons = [damage]
         self._twins: list[tuple[str, int]] = []
         self._size_bytes = 0
         self._attempt = 0
@@ -241,7 +241,7 @@ class MendRun(StepMachine[MendState, Event, Work, bool]):
 
     def _begin(self) -> Effect:
         if self._ledger.objects[self._number].crc32c is None:
-            self._told.append("an earlier release wrote it, so that nothing proves another one")
+            self._reasons.append("an earlier release wrote it, so that nothing proves another one")
             raise self._hole()
         self._become(MendState.MAKING)
         return Make()
@@ -256,7 +256,7 @@ class MendRun(StepMachine[MendState, Event, Work, bool]):
 
     def _next_source(self, reason: str) -> Effect:
         what = "on bookies" if self.state is MendState.MAKING else "another object of the folder"
-        self._told.append(f"{what}: {reason}")
+        self._reasons.append(f"{what}: {reason}")
         if self.state is MendState.MAKING:
             self._become(MendState.LISTING)
             return List()
@@ -265,7 +265,7 @@ class MendRun(StepMachine[MendState, Event, Work, bool]):
     def _next_twin(self) -> Effect:
         if not self._twins:
             if self.state is MendState.LISTING:
-                self._told.append("there is no other object in its folder")
+                self._reasons.append("there is no other object in its folder")
             raise self._hole()
         self._become(MendState.READING)
         return Read(*self._twins.pop())
@@ -276,7 +276,7 @@ class MendRun(StepMachine[MendState, Event, Work, bool]):
         return ObjectStoreError(
             f"entries {first} to {end - 1} of ledger {ledger.ledger_id} of log "
             f"{ledger.custom.get('log')!r} are lost with object {url_of(ledger, number)}: "
-            f"{' '.join('; '.join(self._told).split())}",  # libraries tell in several lines
+            f"{' '.join('; '.join(self._reasons).split())}",  # libraries tell in several lines
             is_damaged=True,
         )
 

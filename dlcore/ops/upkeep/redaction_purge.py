@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
-    from dlcore.log.metadata.redactions import VersionedRedaction
+    from dlcore.log.metadata.redactions import StoredRedaction, VersionedRedaction
     from dlcore.log.metadata.values import LogMetadata
 
 _LEDGERS_AT_ONCE = 500
@@ -48,13 +48,17 @@ class Purger:
         self._context = context
         self._owner = owner
         self._log = log
+        self.last: StoredRedaction | None = None
+        """The redaction as it was read last; it stays when it is finished."""
 
     async def read(self) -> VersionedRedaction | None:
         """Return the redaction as it is stored; None if there is none."""
         paths = self._context.paths
         path = paths.redaction(self._log.log_id)
         node = await persistently(lambda: self._context.store.get(path, fresh=True))
-        return redaction_in(paths, self._log.log_id, node)
+        found = redaction_in(paths, self._log.log_id, node)
+        self.last = self.last if found is None else found.stored
+        return found
 
     async def begun(self) -> VersionedRedaction:
         """Return the redaction as it is stored.
@@ -246,15 +250,15 @@ class Purger:
             if cookie is None:
                 continue  # it was decommissioned just now
             known = decode(BookieCookie, cookie.value, source=wanted[index])
-            told = None if answer is None else decode(Erased, answer.value, source=answers[index])
-            if told is None or told.incarnation != known.incarnation:
+            erased = None if answer is None else decode(Erased, answer.value, source=answers[index])
+            if erased is None or erased.incarnation != known.incarnation:
                 left.append(
                     f"bookie {name} has not answered yet"
                     if name in running
                     else f"bookie {name} is down, and erases when it is back"
                 )
-            elif told.waits:
-                left.append(f"bookie {name}: {told.waits}")
+            elif erased.waits:
+                left.append(f"bookie {name}: {erased.waits}")
         return left
 
     async def _withdraw(self, token: str) -> None:

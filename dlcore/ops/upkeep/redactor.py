@@ -97,6 +97,29 @@ class Found(NamedTuple):
     kept: tuple[str, ...]
 
 
+class RowConditions(NamedTuple):
+    """Which rows are redacted: the conditions as text, and without their values, and a matcher."""
+
+    text: str
+    shape: str
+    redactor: RowRedactor
+
+
+class _Patience:
+    """How long to wait for old copies to go, from the first wait on."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._end_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over; it begins with the first question."""
+        now_s = asyncio.get_running_loop().time()
+        self._end_s = self._end_s or now_s + self._patience_s
+        return now_s >= self._end_s
+
+
 class LogRedactor:
     """Redacts one log.
 
@@ -104,7 +127,7 @@ class LogRedactor:
         context: the namespace's adapters.
         owner: the owner of the ledgers that are being filled.
         log: the log.
-        where: the conditions of rows that are redacted.
+        rows: those that are redacted.
         config: the pace of copying, and its limits.
         patience_s: how long to wait for old copies to go, after the log has the rows no more.
         report: called with sentences on what is done, or waited for.
@@ -147,9 +170,7 @@ class LogRedactor:
             context,
             owner,
             log,
-            where=where,
-            shape=shape,
-            redactor=redactor,
+            rows=RowConditions(where, shape, redactor),
             config=config or UpkeepConfig(),
             patience_s=patience_s,
             report=report,
@@ -161,9 +182,7 @@ class LogRedactor:
         owner: StagingOwner,
         log: LogMetadata,
         *,
-        where: str,
-        shape: str,
-        redactor: RowRedactor,
+        rows: RowConditions,
         config: UpkeepConfig,
         patience_s: float,
         report: Callable[[str], None],
@@ -171,10 +190,8 @@ class LogRedactor:
         self._context = context
         self._owner = owner
         self._log = log
-        self._where = where
-        self._shape = shape
-        self._redactor = redactor
-        self._patience_s = patience_s
+        self._rows = rows
+        self._patience = _Patience(patience_s)
         self._report = report
         self._scanner = RedactionScanner(
             context,
@@ -182,11 +199,9 @@ class LogRedactor:
             policy=config.merge,
             progress=lambda count: report(f"{count} entries were read"),
         )
-        self._copier = RunCopier(context, owner, config, log=log, redactor=redactor)
+        self._copier = RunCopier(context, owner, config, log=log, redactor=rows.redactor)
         self._purger = Purger(context, owner, log)
         self._preparation = Preparation(context, log)
-        self._due_s: float | None = None
-        self._last: StoredRedaction | None = None
 
     async def look(self) -> Found:
         """Return what would be redacted; nothing is changed."""
@@ -227,7 +242,7 @@ class LogRedactor:
             finally:
                 with contextlib.suppress(DLError):  # a worker of auto-recovery does it later
                     await self._copier.tidy()
-        last = self._last or self._new()
+        last = self._purger.last or self._new()
         return Receipt(
             log=self._log.name,
             log_id=self._log.log_id,
@@ -257,7 +272,7 @@ class LogRedactor:
             if loop.time() >= until_s:
                 raise OwnershipAcquireFailedError(
                     f"a worker of auto-recovery does the upkeep of log {self._log.name!r}, or "
-                    "somebody redacts it: try again later"
+                    "another client redacts it: try again later"
                 )
             self._report("waiting for the worker that does the log's upkeep")
             await asyncio.sleep(_LOCK_POLL_S)
@@ -265,13 +280,11 @@ class LogRedactor:
     async def _require_same(self) -> None:
         """Refuse other conditions than those of a redaction that is not finished."""
         begun = await self._purger.read()
-        if begun is not None:
-            self._last = begun.stored
-            if digest_of(self._where, begun.stored.salt) != begun.stored.digest:
-                raise ConfigurationError(
-                    f"log {self._log.name!r} has a redaction that is not finished, where "
-                    f"{begun.stored.shape}: run the command with the same text as then first"
-                )
+        if begun and digest_of(self._rows.text, begun.stored.salt) != begun.stored.digest:
+            raise ConfigurationError(
+                f"log {self._log.name!r} has a redaction that is not finished, where "
+                f"{begun.stored.shape}: run the command with the same text as then first"
+            )
 
     async def _answer_of(self, effect: Work) -> Event:
         match effect:
@@ -304,17 +317,11 @@ class LogRedactor:
             Call.ASK: self._purger.ask,
         }
         left = await steps[call]()
-        await self._note()
+        await self._purger.read()
         return Left(tuple(left))
 
-    async def _note(self) -> None:
-        begun = await self._purger.read()
-        self._last = self._last if begun is None else begun.stored
-
     async def _pause(self, s: float, left: Sequence[str]) -> Event:
-        now_s = asyncio.get_running_loop().time()
-        self._due_s = self._due_s or now_s + self._patience_s
-        if now_s >= self._due_s:
+        if self._patience.is_over:
             return Signal.PATIENCE_OVER
         self._report("waiting: " + "; ".join(left))
         await asyncio.sleep(s)
@@ -322,7 +329,7 @@ class LogRedactor:
 
     async def _scan(self) -> Scanned:
         begun = await self._purger.read()
-        seen = await self._scanner.scan(self._log, self._redactor, is_begun=begun is not None)
+        seen = await self._scanner.scan(self._log, self._rows.redactor, is_begun=begun is not None)
         if not seen.rows:
             return seen
         return replace(seen, obstacles=(*seen.obstacles, *await self._preparation.obstacles()))
@@ -338,7 +345,7 @@ class LogRedactor:
             return begun.put(rows=rows, segments=(run.lssn,), ledgers=ledgers)
 
         is_there = await self._copier.copy(run, note)
-        await self._note()
+        await self._purger.read()
         return is_there
 
     async def _begin(self) -> VersionedRedaction:
@@ -358,7 +365,7 @@ class LogRedactor:
             log_id=self._log.log_id,
             token=clock.new_token(),
             begun_ms=clock.now_ms(),
-            shape=self._shape,
+            shape=self._rows.shape,
             salt=salt,
-            digest=digest_of(self._where, salt),
+            digest=digest_of(self._rows.text, salt),
         )

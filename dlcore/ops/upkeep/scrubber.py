@@ -25,10 +25,10 @@ from dlcore.ops.upkeep.scrubbing import (
     Examined,
     Find,
     Found,
+    ListLedger,
     NoneAhead,
     ScrubRound,
     Signal,
-    Tell,
     Verdict,
 )
 
@@ -137,10 +137,10 @@ class ColdScrubber:
                 assert self._ledger is not None
                 verdict = await self._examine(self._ledger, number, troubles)
                 return Examined(verdict, self._context.clock.now_ms())
-            case Tell(ledger_id):
+            case ListLedger(ledger_id):
                 self._figures.damaged_objects += 1
                 await self._repairs.publish(ledger_id, missing=())
-                return Signal.TOLD
+                return Signal.LISTED
             case End():
                 raise AssertionError("nothing follows")
             case _:

@@ -16,7 +16,7 @@ docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 Promises:
 
 * Each pass reads every object that was there when it began, and is still, unless it was skipped.
-* The place moves past an object only after it was read, told as damaged, or skipped.
+* The place moves past an object only after it was read, listed as damaged, or skipped.
 * No more than `bytes_per_s` is read on average, whatever was left undone before.
 
 The driver is `scrubber.py`.  Each event has one effect.
@@ -86,7 +86,7 @@ class Verdict(enum.Enum):
 class Signal(enum.Enum):
     """Events that carry nothing."""
 
-    TOLD = "the ledger is on the list"
+    LISTED = "the ledger is on the list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class Examine:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Effect: put the ledger on the list of what is to be repaired; answer with `TOLD`."""
+class ListLedger:
+    """Effect: put the ledger on the list of what is to be repaired; answer with `LISTED`."""
 
     ledger_id: int
 
@@ -167,7 +167,7 @@ class End:
     progress: ScrubProgress
 
 
-Effect: TypeAlias = Count | Find | Examine | Tell | End
+Effect: TypeAlias = Count | Find | Examine | ListLedger | End
 
 
 class ScrubRound(Machine[ScrubState]):
@@ -210,7 +210,7 @@ class ScrubRound(Machine[ScrubState]):
             case Examined(verdict, now_ms):
                 self._now_ms = now_ms
                 return self._judge(verdict)
-            case Signal.TOLD:
+            case Signal.LISTED:
                 return self._next()
             case _:
                 assert_never(event)
@@ -263,7 +263,7 @@ class ScrubRound(Machine[ScrubState]):
         )
         if verdict is Verdict.DAMAGED:
             self._become(ScrubState.TELLING)
-            return Tell(found.ledger_id)
+            return ListLedger(found.ledger_id)
         return self._next()
 
     def _due_after(self, size_bytes: int) -> int:

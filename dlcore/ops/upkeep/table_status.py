@@ -80,8 +80,8 @@ class TableReader:
         """Return the first position that a version does not have.
 
         Raises:
-            TableError: it has nothing of this log.
-            ObjectStoreError: there is no such version any more, or it cannot be read now.
+            TableError: there is no such version, or not any more; or it has nothing of this log.
+            ObjectStoreError: it cannot be read now.
         """
         position = await self._table.position_at(version)
         if position is None:

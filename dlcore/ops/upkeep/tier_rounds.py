@@ -119,7 +119,7 @@ class TierRounds:
         self, due: Sequence[tuple[str, LogKey]], troubles: Troubles, *, is_early: bool
     ) -> int:
         count = 0
-        away: set[str] = set()
+        away: dict[str, int] = {}
         for start in range(0, len(due), _LOGS_AT_ONCE):
             some = due[start : start + _LOGS_AT_ONCE]
             paths = [self._context.logs.paths_of(log) for _, log in some]
@@ -134,8 +134,17 @@ class TierRounds:
                     if found is not None and found.rule.url not in away:
                         count += await self._work(found, away, troubles)
                 is_away = found is not None and found.rule.url in away
-                if is_early and (is_away or troubles.count > before):
+                has_failed = troubles.count > before
+                if has_failed:  # it may fail alone, and others of its tier wait for it
+                    self._visits.come_last(node)
+                elif found is not None and is_away:
+                    away[found.rule.url] += 1
+                if is_early and (is_away or has_failed):
                     self._visits.waits(node, math.inf)
+        for url, others in away.items():
+            if others:
+                error = ObjectStoreError(f"{url} failed before; the next round tries another first")
+                troubles.note(f"{others} more logs wait", error)
         return count
 
     async def _read(self, paths: Sequence[str]) -> list[Versioned | None]:
@@ -188,10 +197,10 @@ class TierRounds:
         self._visits.waits(node, rule.after_s)
         return work if work.has_table or look.lssn is not None else None
 
-    async def _work(self, work: _Work, away: set[str], troubles: Troubles) -> int:
+    async def _work(self, work: _Work, away: dict[str, int], troubles: Troubles) -> int:
         """Tier what is due in a log, then let its table follow; return how many runs.
 
-        `away` are the tiers whose stores failed.
+        `away` are the tiers whose stores failed, and how many logs wait for them.
         """
         log, count = work.log, 0
         async with self._lock(log.log_id) as is_ours:
@@ -201,7 +210,7 @@ class TierRounds:
                 try:
                     count = 0 if work.look.lssn is None else await self._tierer.tier(log)
                 except ObjectStoreError:
-                    away.add(work.rule.url)
+                    away[work.rule.url] = 0
                     raise
             if work.has_table and work.rule.url not in away:
                 with troubles.isolated(f"the table of log {log.name}"):

@@ -195,6 +195,12 @@ class TierVisits:
         """Note how long segments of a log wait."""
         self._logs[node].after_s = after_s
 
+    def come_last(self, node: str) -> None:
+        """Return a log after all others that are due, from the next time on."""
+        known = self._logs.pop(node, None)
+        if known is not None:
+            self._logs[node] = known
+
     def forget(self, node: str) -> None:
         """Read a node again in the next round: its log is not what it was."""
         del self._logs[node]

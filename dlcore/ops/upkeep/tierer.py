@@ -23,7 +23,7 @@ from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.copying import Throttle
-from dlcore.ops.upkeep.objects_made import ObjectMaker, RunStart
+from dlcore.ops.upkeep.objects_made import ColdEntries, ObjectMaker
 from dlcore.ops.upkeep.rewriting import SegmentRewriter
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY, Swap, is_there
 from dlcore.ops.upkeep.tier_visits import LogVisits, look_at, rule_of
@@ -34,6 +34,7 @@ from dlcore.ops.upkeep.tiering import (
     Created,
     PutInPlace,
     ReadBack,
+    RunPlace,
     Signal,
     Swapped,
     TierRun,
@@ -158,12 +159,10 @@ class LogTierer(SegmentRewriter):
                 self._owner,
                 ObjectMaker(
                     context,
-                    entries,
-                    log=log,
-                    schema=schema,
-                    start=start,
+                    ColdEntries(
+                        entries, log=log, schema=schema, start=start, take=self._throttle.take
+                    ),
                     bytes_max=self._config.tier_object_bytes,
-                    take=self._throttle.take,
                 ),
                 log,
                 noted_origin(start.entry, start.sequence_id, parts),
@@ -172,12 +171,7 @@ class LogTierer(SegmentRewriter):
                     Swap(context.paths, at.log, stored, run, extent, merges=at.head.merges)
                 ),
             )
-            machine = TierRun(
-                lssn=start.lssn,
-                first_entry=start.entry,
-                first_sequence_id=start.sequence_id,
-                parts=parts,
-            )
+            machine = TierRun(start, parts)
             try:
                 is_swapped = await job.run(machine)
             except (LedgerNotFoundError, LedgerReadError):
@@ -207,10 +201,10 @@ def _end_in(path: str, node: Versioned | None) -> SegmentEnd | None:
     return decode(SegmentEnd, node.value, source=path)
 
 
-def _start_of(stored: StoredSegment, run: MergeRun) -> RunStart:
+def _start_of(stored: StoredSegment, run: MergeRun) -> RunPlace:
     assert stored.end is not None
     before = stored.removed.plus(stored.extents[: run.first])
-    return RunStart(stored.lssn, before.entries, stored.end.start_sequence_id + before.records)
+    return RunPlace(stored.lssn, before.entries, stored.end.start_sequence_id + before.records)
 
 
 def _tell(at: VersionedHead, stored: StoredSegment, parts: Sequence[Extent], where: str) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from msgspec.structs import asdict
 
@@ -173,33 +173,40 @@ Effect: TypeAlias = Work | Ended[bool]
 """The outcome is whether the extent is in the place of the run."""
 
 
+class RunPlace(NamedTuple):
+    """The place of a record of a run: its segment, its entry there, and its sequence id."""
+
+    lssn: int
+    entry: int
+    sequence_id: int
+
+    def after(self, *, entries: int, records: int) -> RunPlace:
+        """Return the place behind so many entries and records."""
+        return RunPlace(self.lssn, self.entry + entries, self.sequence_id + records)
+
+
 class TierRun(StepMachine[TierState, Event, Work, bool]):
     """Tiers one run.
 
     Args:
-        lssn: the segment.
-        first_entry: the entry of the segment with which the run begins.
-        first_sequence_id: the sequence id of its first record.
+        start: the place of its first record.
         parts: the extents of the run, all final.
     """
 
     transitions = TRANSITIONS
 
-    def __init__(
-        self, *, lssn: int, first_entry: int, first_sequence_id: int, parts: Sequence[Extent]
-    ) -> None:
+    def __init__(self, start: RunPlace, parts: Sequence[Extent]) -> None:
         self.state = TierState.READY
-        self._lssn = lssn
-        self._first_entry = first_entry
-        self._first_sequence_id = first_sequence_id
         self._parts = parts
-        self._end_entry = first_entry + sum(part.entry_count for part in parts)
-        self._records = sum(part.record_count for part in parts)
+        self._start = start
+        self._end = start.after(
+            entries=sum(part.entry_count for part in parts),
+            records=sum(part.record_count for part in parts),
+        )
+        self._next = start  # where the objects that are whole end
         self._created: Created | None = None
         self._objects: list[StoredObject] = []
         self._attempt = 0
-        self._next_entry = first_entry
-        self._counted = 0  # records in the objects that are whole
         self._written: Written | None = None
 
     def handle(self, event: Event) -> Effect:
@@ -239,22 +246,21 @@ class TierRun(StepMachine[TierState, Event, Work, bool]):
         self._become(TierState.WRITING)
         self._attempt += 1
         self._written = None
-        return Write(self._name(), self._next_entry, again)
+        return Write(self._name(), self._next.entry, again)
 
     def _check(self, written: Written) -> Effect:
-        facts = written.facts
-        expected = (self._lssn, self._next_entry, self._first_sequence_id + self._counted)
-        found = (facts.lssn, facts.first_entry, facts.first_sequence_id)
-        end = facts.first_entry + facts.entries
-        records = self._counted + facts.records
+        facts, expected = written.facts, self._next
+        found = RunPlace(facts.lssn, facts.first_entry, facts.first_sequence_id)
+        end = found.after(entries=facts.entries, records=facts.records)
         # Each record is counted by its extent; the last object is the one with all of them.
-        is_whole = records == self._records if end == self._end_entry else end < self._end_entry
+        is_whole = end == self._end or end.entry < self._end.entry
         if found != expected or facts.entries < 1 or not is_whole:
             raise CorruptMetadataError(
-                f"segment {self._lssn}: entries {facts.first_entry} to {end - 1} have "
-                f"{facts.records} records from sequence id {facts.first_sequence_id} on; expected "
-                f"entry {self._next_entry} and sequence id {expected[2]} first, and "
-                f"{self._records} records in all entries before {self._end_entry}"
+                f"segment {expected.lssn}: entries {found.entry} to {end.entry - 1} have "
+                f"{facts.records} records from sequence id {found.sequence_id} on; expected "
+                f"entry {expected.entry} and sequence id {expected.sequence_id} first, and "
+                f"{self._end.sequence_id - self._start.sequence_id} records in all entries before "
+                f"{self._end.entry}"
             )
         self._become(TierState.READING_BACK)
         self._written = written
@@ -271,17 +277,16 @@ class TierRun(StepMachine[TierState, Event, Work, bool]):
             )
         self._objects.append(
             StoredObject(
-                self._next_entry - self._first_entry,
-                self._counted,
+                self._next.entry - self._start.entry,
+                self._next.sequence_id - self._start.sequence_id,
                 self._name(),
                 written.size_bytes,
                 facts.crc32c,
             )
         )
-        self._next_entry += facts.entries
-        self._counted += facts.records
+        self._next = self._next.after(entries=facts.entries, records=facts.records)
         self._attempt = 0
-        if self._next_entry < self._end_entry:
+        if self._next != self._end:
             return self._write(again=False)
         self._become(TierState.CLOSING)
         return Close(tuple(self._objects), self._extent())
@@ -302,7 +307,7 @@ class TierRun(StepMachine[TierState, Event, Work, bool]):
         assert self._attempt <= ATTEMPTS_MAX
         assert (self._written is not None) or self.state is not TierState.READING_BACK
         if self.state in (TierState.CLOSING, TierState.SWAPPING, TierState.TIERED):
-            assert (self._next_entry, self._counted) == (self._end_entry, self._records)
+            assert self._next == self._end
 
 
 def plan_tier(extents: Sequence[Extent], policy: MergePolicy) -> MergeRun | None:

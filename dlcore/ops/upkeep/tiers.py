@@ -54,7 +54,8 @@ async def forget_tier(context: LogContext, url: str) -> None:
     known = sorted(await tier_urls(context, fresh=True))
     if url not in known:
         raise ConfigurationError(
-            f"tier {url!r}: expected one that the cluster remembers: {', '.join(known) or 'none'}"
+            f"tier {url!r}: no segment ever went there, or it was forgotten already; the cluster "
+            f"remembers {', '.join(known) or 'none'}"
         )
     if (user := await _user_of(context, url)) is not None:
         raise UnsupportedError(f"tier {url!r} is in use: {user}")

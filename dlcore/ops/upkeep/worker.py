@@ -62,6 +62,95 @@ _PAUSES_PER_LOOK = 10
 _SWEEP = "sweep"
 
 
+class RequestedUpkeep:
+    """Serves the nodes that ask for the upkeep of a log.
+
+    Args:
+        context: the namespace's adapters.
+        owner: the node that shows that this process lives.
+        config: pauses, and the pace of merges.
+        lock: takes the lock of a log by its id; yields whether it was free.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        owner: StagingOwner,
+        config: UpkeepConfig,
+        lock: Callable[[str], AbstractAsyncContextManager[bool]],
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._lock = lock
+        self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
+        self._mergers = [
+            LogMerger(
+                context,
+                owner,
+                policy=config.merge,
+                bytes_per_s=config.merge_bytes_per_s / config.logs_at_once,
+            )
+            for _ in range(config.logs_at_once)
+        ]
+
+    async def serve(self) -> int:
+        """Serve every log that is asked for now; return how many merges were made."""
+        requests = await self._context.logs.list_names(self._context.paths.upkeep_requests)
+        self._retries = {each: self._retries[each] for each in requests if each in self._retries}
+        now = asyncio.get_running_loop().time()
+        requests = [r for r in requests if r not in self._retries or self._retries[r].due_s <= now]
+        self._context.rng.shuffle(requests)  # several workers begin at different ends
+        waiting = iter(requests)
+        counts = await asyncio.gather(
+            *(self._serve_some(merger, waiting) for merger in self._mergers)
+        )
+        return sum(counts)
+
+    async def _serve_some(self, merger: LogMerger, requests: Iterator[str]) -> int:
+        count = 0
+        for log_id in requests:
+            try:
+                count += await self._serve_log(merger, log_id)
+            except DLError as error:
+                # Bookies are away, or metadata is damaged: other logs go on, and the request stays.
+                pause_s = self._back_off(log_id)
+                logger.warning(
+                    "upkeep of log id=%s failed, next try in %.0f s: %s: %s; to do: see to the "
+                    "reason if it comes again; small extents stay until then",
+                    log_id,
+                    pause_s,
+                    type(error).__name__,
+                    error,
+                )
+            except Exception as error:  # noqa: BLE001  # reported, with its traceback
+                self._back_off(log_id)
+                report_defect(f"upkeep of log id {log_id}", error)
+            else:
+                self._retries.pop(log_id, None)
+        return count
+
+    def _back_off(self, log_id: str) -> float:
+        backoff = Backoff(self._config.upkeep_interval_s, _RETRY_S_MAX)
+        return self._retries.setdefault(log_id, backoff).failed(asyncio.get_running_loop().time())
+
+    async def _serve_log(self, merger: LogMerger, log_id: str) -> int:
+        context = self._context
+        path = context.paths.upkeep_request(log_id)
+        async with self._lock(log_id) as is_ours:
+            node = await context.store.get(path) if is_ours else None
+            if node is None:
+                return 0
+            request = decode(UpkeepRequest, node.value, source=path)
+            log = LogKey(name=request.name, log_id=request.log_id)
+            count = await merger.merge(log, from_lssn=request.from_lssn)
+            with contextlib.suppress(LogNotFoundError):
+                await remove_truncated(context, await context.logs.read(log))
+            # Deleted last: if this worker dies before, another one serves the request again.
+            with contextlib.suppress(NoNodeError):
+                await context.store.delete(path)
+        return count
+
+
 class LogUpkeep:
     """One worker, on one event loop; `owner` is the node that shows that its process lives."""
 
@@ -76,23 +165,14 @@ class LogUpkeep:
         self._config = config
         self._repairs = RepairList(context.store, context.paths, context.clock)
         self._token = context.clock.new_token().encode()
-        self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
         self._tiers = TierRounds(context, owner, config, self._lock)
         figures = figures or RecoveryFigures()
         self._scrubber = ColdScrubber(context, config, self._repairs, self._lock, figures)
         self._exporter = PeriodicExporter(context, config, self._lock, figures)
         self.mend = ColdMender(context, owner, figures).mend
         """Mends a cold ledger that is on the list of repairs."""
+        self._requests = RequestedUpkeep(context, owner, config, self._lock)
         self._strays_due_s = 0.0  # by the event loop's clock
-        self._mergers = [
-            LogMerger(
-                context,
-                owner,
-                policy=config.merge,
-                bytes_per_s=config.merge_bytes_per_s / config.logs_at_once,
-            )
-            for _ in range(config.logs_at_once)
-        ]
 
     @classmethod
     def of(
@@ -162,60 +242,7 @@ class LogUpkeep:
 
     async def serve(self) -> int:
         """Serve every log that is asked for now; return how many merges were made."""
-        requests = await self._context.logs.list_names(self._context.paths.upkeep_requests)
-        self._retries = {each: self._retries[each] for each in requests if each in self._retries}
-        now = asyncio.get_running_loop().time()
-        requests = [r for r in requests if r not in self._retries or self._retries[r].due_s <= now]
-        self._context.rng.shuffle(requests)  # several workers begin at different ends
-        waiting = iter(requests)
-        counts = await asyncio.gather(
-            *(self._serve_some(merger, waiting) for merger in self._mergers)
-        )
-        return sum(counts)
-
-    async def _serve_some(self, merger: LogMerger, requests: Iterator[str]) -> int:
-        count = 0
-        for log_id in requests:
-            try:
-                count += await self._serve_log(merger, log_id)
-            except DLError as error:
-                # Bookies are away, or metadata is damaged: other logs go on, and the request stays.
-                pause_s = self._back_off(log_id)
-                logger.warning(
-                    "upkeep of log id=%s failed, next try in %.0f s: %s: %s; to do: see to the "
-                    "reason if it comes again; small extents stay until then",
-                    log_id,
-                    pause_s,
-                    type(error).__name__,
-                    error,
-                )
-            except Exception as error:  # noqa: BLE001  # reported, with its traceback
-                self._back_off(log_id)
-                report_defect(f"upkeep of log id {log_id}", error)
-            else:
-                self._retries.pop(log_id, None)
-        return count
-
-    def _back_off(self, log_id: str) -> float:
-        backoff = Backoff(self._config.upkeep_interval_s, _RETRY_S_MAX)
-        return self._retries.setdefault(log_id, backoff).failed(asyncio.get_running_loop().time())
-
-    async def _serve_log(self, merger: LogMerger, log_id: str) -> int:
-        context = self._context
-        path = context.paths.upkeep_request(log_id)
-        async with self._lock(log_id) as is_ours:
-            node = await context.store.get(path) if is_ours else None
-            if node is None:
-                return 0
-            request = decode(UpkeepRequest, node.value, source=path)
-            log = LogKey(name=request.name, log_id=request.log_id)
-            count = await merger.merge(log, from_lssn=request.from_lssn)
-            with contextlib.suppress(LogNotFoundError):
-                await remove_truncated(context, await context.logs.read(log))
-            # Deleted last: if this worker dies before, another one serves the request again.
-            with contextlib.suppress(NoNodeError):
-                await context.store.delete(path)
-        return count
+        return await self._requests.serve()
 
     def _lock(self, what: str) -> AbstractAsyncContextManager[bool]:
         """Take the lock of a log, by its id, or of a job; yield whether it was free."""

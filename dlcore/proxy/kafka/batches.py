@@ -128,18 +128,18 @@ def headers_of(dlsns: Sequence[pa.Array], txids: pa.Array) -> pa.BinaryArray:
     )  # fmt: skip
 
 
-def with_headers(own: pa.ChunkedArray, told: pa.BinaryArray | None) -> pa.BinaryArray:
+def with_headers(own: pa.ChunkedArray, appended: pa.BinaryArray | None) -> pa.BinaryArray:
     """Return the encoded headers, with their number, of each record.
 
     Args:
         own: those of each record: structs of `key` and `value`; a key that is null becomes empty.
-        told: what comes behind them, by `headers_of`, if anything.
+        appended: the headers that follow them, by `headers_of`; None: there are none.
     """
-    tails = [b"\0"] * len(own) if told is None else told.to_pylist()
+    tails = [b"\0"] * len(own) if appended is None else appended.to_pylist()
     found = list[bytes]()
     for headers, tail in zip(own.to_pylist(), tails, strict=True):
         named = [each or _NO_HEADER for each in headers or ()]
-        parts = [varint(len(named) + tail[0] // 2)]  # the number of those told is one byte
+        parts = [varint(len(named) + tail[0] // 2)]  # the number of appended ones is one byte
         for each in named:
             parts += (_sized((each["key"] or "").encode()), _sized(each["value"]))
         found.append(b"".join((*parts, tail[1:])))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
-from dlcore.access.rights import Demand, Right
+from dlcore.base.access.rights import Demand, Right
 from dlcore.base.background import all_of
 from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
@@ -356,7 +356,7 @@ class Calls:
         return feed
 
     def _drop(self, topic: str) -> DLError | None:
-        """Close the feed of a topic, if there is one; return its error, which was not told yet."""
+        """Close the feed of a topic, if there is one; return its error, which no client got yet."""
         feed = self._feeds.pop(topic, None)
         if feed is None:
             return None

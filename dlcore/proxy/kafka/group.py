@@ -51,14 +51,14 @@ class GroupState(State):
 
 _S = GroupState
 _ROUND = {_S.JOINING: "a member comes, leaves or is silent"}
-_NOBODY = {_S.EMPTY: "the last member leaves or is silent"}
+_NO_MEMBER = {_S.EMPTY: "the last member leaves or is silent"}
 TRANSITIONS = Transitions(
     _S.EMPTY,
     {
         _S.EMPTY: {_S.JOINING: "a member comes"},
-        _S.JOINING: {_S.SYNCING: "all have joined, or the time is over", **_NOBODY},
-        _S.SYNCING: {_S.STABLE: "the leader has spoken", **_ROUND, **_NOBODY},
-        _S.STABLE: {**_ROUND, **_NOBODY},
+        _S.JOINING: {_S.SYNCING: "all have joined, or the time is over", **_NO_MEMBER},
+        _S.SYNCING: {_S.STABLE: "the leader has spoken", **_ROUND, **_NO_MEMBER},
+        _S.STABLE: {**_ROUND, **_NO_MEMBER},
     },
 )
 
@@ -152,7 +152,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Answered:
     """Effect: answer another call; a sync gets an assignment."""
 
     call: int
@@ -160,7 +160,7 @@ class Told:
     assignment: bytes = b""
 
 
-Effect: TypeAlias = Joined | Told
+Effect: TypeAlias = Joined | Answered
 
 
 @dataclass(slots=True)
@@ -209,11 +209,11 @@ class Group(Machine[GroupState]):
             case Sync():
                 effects += self._sync(event)
             case Heartbeat():
-                effects.append(Told(event.call, self._beat(event)))
+                effects.append(Answered(event.call, self._beat(event)))
             case Commit():
-                effects.append(Told(event.call, self._commit(event)))
+                effects.append(Answered(event.call, self._commit(event)))
             case Leave(call=call, member=name):
-                effects.append(Told(call, _OK if name in self._members else _UNKNOWN))
+                effects.append(Answered(call, _OK if name in self._members else _UNKNOWN))
                 effects += self._removed([name], event.now_s)
             case Gone(call=call):
                 for each in self._members.values():
@@ -239,7 +239,7 @@ class Group(Machine[GroupState]):
         if not gone:
             return []
         effects: list[Effect] = [
-            Told(each.call, _UNKNOWN) for each in gone if each.call is not None
+            Answered(each.call, _UNKNOWN) for each in gone if each.call is not None
         ]
         if not self._members:
             self._become(_S.EMPTY)
@@ -257,7 +257,7 @@ class Group(Machine[GroupState]):
             each.call, each.until_s = None, now_s + each.session_s
         times_s = [each.rebalance_s for each in self._members.values()]
         self._until_s = now_s + max([rebalance_s, *times_s])
-        return [Told(each, _AGAIN) for each in calls]
+        return [Answered(each, _AGAIN) for each in calls]
 
     def _join(self, event: Join) -> list[Effect]:
         name = event.member or event.new
@@ -333,19 +333,19 @@ class Group(Machine[GroupState]):
     def _sync(self, event: Sync) -> list[Effect]:
         member = self._found(event.member, event.generation, event.now_s)
         if isinstance(member, ErrorCode):
-            return [Told(event.call, member)]
+            return [Answered(event.call, member)]
         match self.state:
             case _S.SYNCING:
                 effects: list[Effect] = []
                 if member.call is not None:  # it has asked twice
-                    effects.append(Told(member.call, _AGAIN))
+                    effects.append(Answered(member.call, _AGAIN))
                 member.call = event.call
                 if event.member == self._leader:
                     effects += self._assign(event)
                 return effects
             case _S.STABLE:
-                return [Told(event.call, _OK, member.assignment)]
-        return [Told(event.call, _AGAIN)]
+                return [Answered(event.call, _OK, member.assignment)]
+        return [Answered(event.call, _AGAIN)]
 
     def _assign(self, event: Sync) -> list[Effect]:
         self._become(_S.STABLE)
@@ -353,7 +353,7 @@ class Group(Machine[GroupState]):
         for name, each in self._members.items():
             each.assignment = event.assignments.get(name, b"")
             if each.call is not None:
-                effects.append(Told(each.call, _OK, each.assignment))
+                effects.append(Answered(each.call, _OK, each.assignment))
                 each.call, each.until_s = None, event.now_s + each.session_s
         return effects
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -25,7 +25,7 @@ from dlcore.flight.needs import Need
 from dlcore.log.reading.subscriptions import require_subscriber
 from dlcore.proxy.kafka import group as machines, messages
 from dlcore.proxy.kafka.codes import code_of
-from dlcore.proxy.kafka.group import Group, Joined, Told
+from dlcore.proxy.kafka.group import Answered, Group, Joined
 from dlcore.proxy.kafka.positions import NO_OFFSET, Positions
 from dlcore.proxy.kafka.topics import log_in, node_of
 from dlcore.proxy.rendezvous import preferred_owner
@@ -33,8 +33,8 @@ from dlcore.proxy.rendezvous import preferred_owner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.access.principals import Principal
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.principals import Principal
     from dlcore.log.metadata.values import Mark
     from dlcore.proxy.gatekeeper import Entry
     from dlcore.proxy.kafka.group import Effect, Event
@@ -208,7 +208,7 @@ class Groups:
 
     async def _sync(self, request: Request, make: Response, entry: Entry) -> Any:
         asked = request.body
-        told = await self._told(
+        answered = await self._answered(
             asked.group_id,
             entry,
             lambda call, now_s: machines.Sync(
@@ -222,8 +222,8 @@ class Groups:
         return make.of(
             "SyncGroupResponse",
             throttle_time=_NEVER,
-            error_code=told.code,
-            assignment=told.assignment,
+            error_code=answered.code,
+            assignment=answered.assignment,
         )
 
     async def _short(self, request: Request, make: Response, entry: Entry, kind: str) -> Any:
@@ -237,19 +237,21 @@ class Groups:
                 call=call, member=asked.member_id, generation=asked.generation_id, now_s=now_s
             )
 
-        told = await self._told(asked.group_id, entry, event)
-        return make.of(kind, throttle_time=_NEVER, error_code=told.code)
+        answered = await self._answered(asked.group_id, entry, event)
+        return make.of(kind, throttle_time=_NEVER, error_code=answered.code)
 
-    async def _told(self, group: str, entry: Entry, event: Callable[[int, float], Event]) -> Told:
+    async def _answered(
+        self, group: str, entry: Entry, event: Callable[[int, float], Event]
+    ) -> Answered:
         """Return the machine's answer to a call of a member, or that it is none."""
         try:
             led = await self._led_here(group, entry)
         except _RefusedError as error:
-            return Told(-1, error.code)
+            return Answered(-1, error.code)
         if led is None:
-            return Told(-1, ErrorCode.unknown_member_id)
+            return Answered(-1, ErrorCode.unknown_member_id)
         found = await self._asked(group, led, event)
-        assert isinstance(found, Told)
+        assert isinstance(found, Answered)
         return found
 
     async def _asked(self, group: str, led: _Led, event: Callable[[int, float], Event]) -> Effect:
@@ -267,7 +269,7 @@ class Groups:
     def _handle(self, group: str, led: _Led, event: Event) -> None:
         for effect in led.machine.handle(event):
             match effect:
-                case Joined(call=call) | Told(call=call):
+                case Joined(call=call) | Answered(call=call):
                     if call in led.waiting:
                         led.waiting.pop(call).set_result(effect)
                 case _:
@@ -292,7 +294,7 @@ class Groups:
         if led.timer is not None:
             led.timer.cancel()
         for call, answer in led.waiting.items():
-            answer.set_result(Told(call, ErrorCode.unknown_member_id))
+            answer.set_result(Answered(call, ErrorCode.unknown_member_id))
         led.waiting.clear()
 
     # Positions
@@ -325,16 +327,16 @@ class Groups:
             led = await self._led_here(group, entry)
             generation = asked.generation_id_or_member_epoch
             if led is None:
-                return await self._stored_by_nobody(asked, name, offset)
-            told = await self._told(
+                return await self._store_without_member(asked, name, offset)
+            answered = await self._answered(
                 group,
                 entry,
                 lambda call, now_s: machines.Commit(
                     call=call, member=asked.member_id, generation=generation, now_s=now_s
                 ),
             )
-            if told.code is not ErrorCode.none:
-                return told.code
+            if answered.code is not ErrorCode.none:
+                return answered.code
             async with led.turn:
                 if name not in led.marks:
                     _, led.marks[name] = await self._positions.find(group, name, led.token)
@@ -350,7 +352,7 @@ class Groups:
             return _position_code_of(error)
         return ErrorCode.none
 
-    async def _stored_by_nobody(self, asked: Any, name: str, offset: int) -> ErrorCode:
+    async def _store_without_member(self, asked: Any, name: str, offset: int) -> ErrorCode:
         """Store an offset for a client that is no member of a group: the last one stays."""
         if asked.member_id or asked.generation_id_or_member_epoch >= 0:
             return ErrorCode.unknown_member_id
@@ -413,8 +415,8 @@ def _said_by(asked: Any, session_s: float) -> dict[str, bytes]:
     return said
 
 
-def _refused_join(told: Told, member: str) -> Joined:
-    return Joined(call=told.call, code=told.code, member=member)
+def _refused_join(answered: Answered, member: str) -> Joined:
+    return Joined(call=answered.call, code=answered.code, member=member)
 
 
 def _position_code_of(error: DLError) -> ErrorCode:

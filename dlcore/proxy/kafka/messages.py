@@ -50,7 +50,7 @@ CALLS = {
 """The lowest and the highest version of each call that is served.
 
 From version 13 on, Fetch names topics by ids, and so does Produce.  A log is found by its name, and
-a client may come to a proxy that never told it the id of a topic.  Versions of Produce above 9 are
+a client may come to a proxy that never sent it the id of a topic.  Versions of Produce above 9 are
 those of transactions.  Later versions of the calls of groups have static members, or several
 groups.
 """

@@ -1,4 +1,4 @@
-"""Positions of groups: named subscriptions of logs, told and stored as offsets.
+"""Positions of groups: named subscriptions of logs, sent and stored as offsets.
 
 A subscription keeps the position of the next record that is read, and so does an offset that a
 client commits.  A coordinator claims a subscription by its token before it tells a member where to

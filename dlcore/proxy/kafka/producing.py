@@ -2,7 +2,7 @@
 
 A request is taken when all its batches are refused, or accepted by their logs, in their order; the
 next one of the connection may be taken before this one is answered.  Records that are not
-acknowledged are never told as written, and those that may be in the log never as refused.
+acknowledged are never reported as written, and those that may be in the log never as refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from kio.schema.errors import ErrorCode
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
 from dlcore.flight.needs import Need

@@ -9,11 +9,12 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.access.tls_in_use import LOOK_S
+from dlcore.base.access.tls_in_use import LOOK_S
 from dlcore.base.background import BackgroundTasks, together
 from dlcore.base.clock import steady_s, wall_s
 from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
 from dlcore.base.http_options import address_of
+from dlcore.base.listening.listener import Listener
 from dlcore.proxy.kafka import entrances, messages
 from dlcore.proxy.kafka.calls import ENTRANCE_OF, Calls, Shared
 from dlcore.proxy.kafka.groups import Groups
@@ -33,15 +34,14 @@ from dlcore.proxy.kafka.session import (
     Taken,
 )
 from dlcore.proxy.writing.budget import Holder
-from dlcore.transport.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from dlcore.access.principals import Principal
-    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.access.principals import Principal
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.proxy.callers import Callers
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.gatekeeper import Entry, Gatekeeper

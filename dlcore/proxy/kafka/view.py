@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
 
-_TOLD_BYTES = 40
+_HEADERS_BYTES = 40
 """About so much the headers `dlsn` and `txid` of a record take."""
 _PARTS = {"key": pa.binary(), "value": pa.binary()}
 BATCH_BYTES = MIB
@@ -59,7 +59,7 @@ class RecordView:
         self.part_bytes = BATCH_BYTES
         # What rows of bytes take beside their values is as much in an entry as in a batch.
         own_bytes = 0 if own is None or self._is_keyed else row_bytes_of(log)
-        self.row_bytes = own_bytes + _TOLD_BYTES * has_headers
+        self.row_bytes = own_bytes + _HEADERS_BYTES * has_headers
         # No view of Flight has this: readers of equal schemas share what was made.
         made = f"{'arrow' if is_arrow else 'json'} {has_headers}".encode()
         columns = pa.schema([]) if self._typed is None else self._typed.schema

@@ -15,9 +15,9 @@ from dlcore.base.records import NotLessThan, RecordField
 from dlcore.flight.answers import FoundPlaces, LogPositions, LogSchemas, LogSnapshots
 from dlcore.flight.planning import (
     FoundPlace,
-    LogsRequest,
     PlacesRequest,
     PositionsRequest,
+    SchemasRequest,
     Search,
     SnapshotsRequest,
     pack_snapshots,
@@ -50,29 +50,33 @@ class Planning:
         Raises: InvalidLogNameError, LedgerReadError, MetadataError.
         """
         found = await self._namespace.get_snapshots(request.logs, fresh=True)
-        told = []
+        sent = []
         for name, snapshot in found.items():
             known = request.known.get(name)
             if snapshot is not None and known is not None and known.log_id == snapshot.log_id:
                 later = tuple(each for each in snapshot.segments if each.lssn >= known.lssn)
-                told.append(replace(snapshot, segments=later))
+                sent.append(replace(snapshot, segments=later))
             elif snapshot is not None:
-                told.append(snapshot)
-        return LogSnapshots(pack_snapshots(told))
+                sent.append(snapshot)
+        return LogSnapshots(pack_snapshots(sent))
 
-    async def schemas(self, request: LogsRequest) -> LogSchemas:
-        """Return by name the schema of each log that exists, and which of them are sealed.
+    async def schemas(self, request: SchemasRequest) -> LogSchemas:
+        """Return by name the schema of each log that exists; for a writer, which are sealed.
 
         Raises: InvalidLogNameError, MetadataError.
         """
-        found = await find_targets(self._namespace.log_context.logs, request.logs)
-        return LogSchemas(
-            {
-                name: None if schema is None else schema.serialize().to_pybytes()
-                for name, (schema, _) in found.items()
-            },
-            [name for name, target in found.items() if target.sealed],
-        )
+        sealed: list[str] = []
+        if request.for_write:
+            targets = await find_targets(self._namespace.log_context.logs, request.logs)
+            found = {name: target.schema for name, target in targets.items()}
+            sealed += (name for name, target in targets.items() if target.sealed)
+        else:
+            found = await self._namespace.get_schemas(request.logs)
+        packed = {
+            name: None if schema is None else schema.serialize().to_pybytes()
+            for name, schema in found.items()
+        }
+        return LogSchemas(packed, sealed)
 
     async def places(self, request: PlacesRequest) -> FoundPlaces:
         """Return the place of the first record of each search.

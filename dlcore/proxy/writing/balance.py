@@ -45,12 +45,12 @@ RATE_FLOOR = 1024 * 1024
 """An excess of fewer bytes a second is ignored, even if it is a large share of the mean."""
 _STEPS = 100
 """A step takes one log of this number."""
-_TOLD_LOOKS = 2
+_PUBLISHED_LOOKS = 2
 """Looks after which the new owner has published a log that had an open stream."""
 _UNUSED_S = 600.0
 """Time for which a log without a stream counts for its new owner.  No client may ever write it, so
 that the new owner never acquires it."""
-_TELLING_SHARE = 10
+_NOTABLE_SHARE = 10
 """A rate is published again when it has changed by one of this many parts of it, or of the floor if
 that is higher."""
 
@@ -92,18 +92,18 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadsTold:
+class LoadsRead:
     """Event: the published loads of other proxies; None if one has none (an older release)."""
 
     now_s: float
     loads: Mapping[str, ProxyLoad | None]
 
 
-Event: TypeAlias = Looked | LoadsTold
+Event: TypeAlias = Looked | LoadsRead
 
 
 @dataclass(frozen=True, slots=True)
-class TellLoad:
+class PublishLoad:
     """Effect: publish this load for the other proxies."""
 
     load: ProxyLoad
@@ -111,7 +111,7 @@ class TellLoad:
 
 @dataclass(frozen=True, slots=True)
 class AskLoads:
-    """Effect: read the published loads of these proxies, for a `LoadsTold`."""
+    """Effect: read the published loads of these proxies, for a `LoadsRead`."""
 
     locations: tuple[str, ...]
 
@@ -124,7 +124,7 @@ class HandOver:
     home: str
 
 
-Effect: TypeAlias = TellLoad | AskLoads | HandOver
+Effect: TypeAlias = PublishLoad | AskLoads | HandOver
 
 
 @dataclass(slots=True)
@@ -249,29 +249,29 @@ class _Meters:
         self.load = _Load(len(event.logs), event.room, rate)
 
 
-class _Telling:
+class _Publication:
     """The publication of the own load: if it has changed, but not often."""
 
     def __init__(self, pause_s: float) -> None:
         self._pause_s = pause_s
-        self._told: ProxyLoad | None = None
+        self._published: ProxyLoad | None = None
         self._next_s = 0.0
 
-    def tell(self, own: _Load, now_s: float) -> list[Effect]:
+    def publish(self, own: _Load, now_s: float) -> list[Effect]:
         """Publish the load, if that is due."""
-        told, rate = self._told, round(own.bytes_per_s)
-        if told is not None:
-            notable = max(told.bytes_per_s, RATE_FLOOR) / _TELLING_SHARE
-            is_known = own.logs == told.logs and abs(rate - told.bytes_per_s) < notable
+        published, rate = self._published, round(own.bytes_per_s)
+        if published is not None:
+            notable = max(published.bytes_per_s, RATE_FLOOR) / _NOTABLE_SHARE
+            is_known = own.logs == published.logs and abs(rate - published.bytes_per_s) < notable
             if is_known or now_s < self._next_s:
                 return []
         self._next_s = now_s + self._pause_s
-        self._told = ProxyLoad(logs=own.logs, room=max(0, own.room), bytes_per_s=rate)
-        return [TellLoad(self._told)]
+        self._published = ProxyLoad(logs=own.logs, room=max(0, own.room), bytes_per_s=rate)
+        return [PublishLoad(self._published)]
 
     def forget(self) -> None:
         """Publish the load again: there may be none."""
-        self._told = None
+        self._published = None
 
 
 class _HandedOver:
@@ -290,7 +290,7 @@ class _HandedOver:
         """Count a log for its new owner from now on."""
         self._sent.append(sent)
 
-    def forget_told_of(self, told: Mapping[str, ProxyLoad], now_s: float) -> None:
+    def forget_published(self, published: Mapping[str, ProxyLoad], now_s: float) -> None:
         """Forget logs that were handed over and that their new owner has published since.
 
         A growth of the new owner's published number accounts for its oldest logs; notes that are
@@ -299,9 +299,9 @@ class _HandedOver:
         """
         more = {
             location: load.logs - self._seen.get(location, load.logs)
-            for location, load in told.items()
+            for location, load in published.items()
         }
-        self._seen |= {location: load.logs for location, load in told.items()}
+        self._seen |= {location: load.logs for location, load in published.items()}
         left = []
         for each in self._sent:
             if more.get(each.home, 0) > 0:
@@ -310,10 +310,14 @@ class _HandedOver:
                 left.append(each)
         self._sent = left
 
-    def counted(self, location: str, told: ProxyLoad) -> _Load:
+    def counted(self, location: str, published: ProxyLoad) -> _Load:
         """Return the published load of a proxy plus the logs that it may not have published yet."""
         sent = [each.bytes_per_s for each in self._sent if each.home == location]
-        return _Load(told.logs + len(sent), told.room - len(sent), told.bytes_per_s + sum(sent))
+        return _Load(
+            published.logs + len(sent),
+            published.room - len(sent),
+            published.bytes_per_s + sum(sent),
+        )
 
 
 class Balancer:
@@ -326,7 +330,7 @@ class Balancer:
         self._tolerance = tolerance
         self._live = _LiveProxies()
         self._meters = _Meters()
-        self._telling = _Telling(self._pace.look_s)
+        self._publication = _Publication(self._pace.look_s)
         self._sent = _HandedOver()
         self._candidates: list[_Candidate] = []
         self.state = BalanceState.ALONE
@@ -349,8 +353,8 @@ class Balancer:
         match event:
             case Looked():
                 return self._looked(event)
-            case LoadsTold():
-                return self._loads_told(event)
+            case LoadsRead():
+                return self._loads_read(event)
             case _:
                 assert_never(event)
 
@@ -367,36 +371,40 @@ class Balancer:
         others = sorted(event.live - {self._location})
         if self._location not in event.live:  # it has left, and has no node for a load
             self.state = BalanceState.ALONE
-            self._telling.forget()
+            self._publication.forget()
             return []
-        told = self._telling.tell(self._meters.load, event.now_s)
+        published = self._publication.publish(self._meters.load, event.now_s)
         if not others:
             self.state = BalanceState.ALONE
-            return told
+            return published
         if self._live.same_s(event.now_s) < self._pace.after_s:
             self.state = BalanceState.SETTLING
-            return told
+            return published
         if not self._candidates:
             self.state = BalanceState.EVEN
-            return told
-        return [*told, AskLoads(tuple(others))]
+            return published
+        return [*published, AskLoads(tuple(others))]
 
-    def forget_told(self) -> None:
+    def forget_published_load(self) -> None:
         """Publish the load again: the last attempt may have failed."""
-        self._telling.forget()
+        self._publication.forget()
 
-    def _loads_told(self, event: LoadsTold) -> list[Effect]:
-        told = {
+    def _loads_read(self, event: LoadsRead) -> list[Effect]:
+        published = {
             location: load
             for location, load in event.loads.items()
             if load is not None and location in self._live.now and location != self._location
         }
-        self._sent.forget_told_of(told, event.now_s)
-        loads = {location: self._sent.counted(location, load) for location, load in told.items()}
+        self._sent.forget_published(published, event.now_s)
+        loads = {
+            location: self._sent.counted(location, load) for location, load in published.items()
+        }
         chosen = self._step(loads)
-        told_s = _TOLD_LOOKS * self._pace.look_s
+        published_s = _PUBLISHED_LOOKS * self._pace.look_s
         for each in chosen:
-            until_s = event.now_s + (told_s if each.log.is_open else max(told_s, _UNUSED_S))
+            until_s = event.now_s + (
+                published_s if each.log.is_open else max(published_s, _UNUSED_S)
+            )
             self._sent.add(_Sent(each.log.home, until_s, each.bytes_per_s))
         self.handed_over += len(chosen)
         self.state = BalanceState.MOVING if chosen else BalanceState.EVEN

@@ -14,10 +14,10 @@ from dlcore.proxy.writing.balance import (
     Balancer,
     Effect,
     HandOver,
-    LoadsTold,
+    LoadsRead,
     Looked,
     OwnedState,
-    TellLoad,
+    PublishLoad,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Balancing:
         self._homes_among: frozenset[str] = frozenset()
         self._tasks = BackgroundTasks()
 
-    def told(self) -> dict[str, object]:
+    def report(self) -> dict[str, object]:
         """Return the facts about the balance for the action `health`."""
         if not self._is_on:
             return {"state": "off"}
@@ -89,7 +89,7 @@ class Balancing:
             except DLError as error:
                 # The next round repeats all of this.
                 logger.info("cannot balance logs over proxies now: %s", error)
-                self._machine.forget_told()
+                self._machine.forget_published_load()
             await asyncio.sleep(self._machine.wait_s)
 
     async def _look(self) -> None:
@@ -136,12 +136,12 @@ class Balancing:
         going: list[HandOver] = []
         for effect in effects:
             match effect:
-                case TellLoad():
-                    await self._membership.presence.tell_load(effect.load)
+                case PublishLoad():
+                    await self._membership.presence.publish_load(effect.load)
                 case AskLoads():
                     loads = await self._membership.loads_of(effect.locations)
-                    told = LoadsTold(now_s=self._loop.time(), loads=loads)
-                    await self._perform(self._machine.handle(told))
+                    event = LoadsRead(now_s=self._loop.time(), loads=loads)
+                    await self._perform(self._machine.handle(event))
                 case HandOver():
                     logger.info("log=%s goes to %s, its load is lower", effect.name, effect.home)
                     going.append(effect)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from dlcore.access.principals import Caller
-    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.access.principals import Caller
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.flight.calls import Context
     from dlcore.proxy.callers import Stay
     from dlcore.proxy.membership import Membership
@@ -249,7 +249,7 @@ class Relay:
         self._call = call
         self._location = location
         self._held = held
-        self._told: tuple[bytes, ...] = ()  # the last two messages of the owner
+        self._last: tuple[bytes, ...] = ()  # the last two messages of the owner
         self._is_writing = False
         self._ending = asyncio.Event()
         self._reason: DLError = LogNotReadyError("this proxy stops: write on at another one")
@@ -267,7 +267,7 @@ class Relay:
         """
         async with contextlib.aclosing(self._endings), side_tasks() as tasks:
             taking = tasks.start(self._take(), name="forwarding a stream")
-            await self._tell(answer)
+            await self._pass_back(answer)
             if self._ending.is_set():
                 await self._part(taking)
             elif taking.done():
@@ -301,11 +301,11 @@ class Relay:
                 await self._call.done_writing()  # the owner acknowledges the accepted messages
             raise
 
-    async def _tell(self, answer: Any) -> None:
+    async def _pass_back(self, answer: Any) -> None:
         """Pass the owner's answers on to the client, until the owner ends the stream."""
         try:
             while answer is not grpc.aio.EOF:
-                self._told = (*self._told[-1:], answer)
+                self._last = (*self._last[-1:], answer)
                 await send(self._context, answer)
                 answer = await self._call.read()
         except grpc.aio.AioRpcError:
@@ -344,7 +344,7 @@ class Relay:
     def lost(self, why: str) -> WriteError:
         """Return the error for a stream whose owner is gone, with its last acknowledgement."""
         acked = 0
-        for message in self._told:  # the last one may say that the owner drains
+        for message in self._last:  # the last one may say that the owner drains
             acked = json.loads(pb.PutResult.FromString(message).app_metadata).get("acked", acked)
         return WriteError(
             f"the stream to the proxy at {self._location}, to which it was forwarded, broke "
@@ -359,5 +359,5 @@ async def _refusal_of(call: Any) -> Refusal | None:
     if code is grpc.StatusCode.OK:
         return None
     metadata = await call.trailing_metadata() or ()
-    told = tuple((key, value) for key, value in metadata if key.startswith(KEY_PREFIX))
-    return Refusal(code, await call.details() or "", told)
+    details = tuple((key, value) for key, value in metadata if key.startswith(KEY_PREFIX))
+    return Refusal(code, await call.details() or "", details)

@@ -172,7 +172,7 @@ class OwnershipChanges:
 
     def __init__(self) -> None:
         self._running: dict[str, asyncio.Future[None]] = {}
-        self._tasks = BackgroundTasks(_told)
+        self._tasks = BackgroundTasks(_report_defect)
 
     def begin(
         self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
@@ -287,7 +287,7 @@ class LogOwner:
                         "logs_max: try again when it has released one, or raise the limit",
                         retry_after_s=RETRY_AFTER_S,
                     )
-                case Verdict.NOBODY:
+                case Verdict.NO_PROXY:
                     raise LogNotReadyError(f"log {name!r}: no live proxy takes logs: try again")
                 case _:
                     assert_never(decision)
@@ -450,7 +450,7 @@ class LogOwner:
                     self.changes.begin(name, self._close)
 
 
-def _told(error: BaseException) -> None:
+def _report_defect(error: BaseException) -> None:
     """Leave an error of a log to its waiting callers, and report any other error as a defect."""
     if not isinstance(error, DLError):
         message = "a change of what a proxy owns failed"

@@ -46,7 +46,7 @@ class Verdict(enum.Enum):
     """Wait until the log's state changes, and ask again."""
     FULL = "full"
     """Refuse: the proxy owns as many logs as it may."""
-    NOBODY = "nobody"
+    NO_PROXY = "no proxy"
     """Refuse: no live proxy acquires logs."""
 
 
@@ -82,7 +82,7 @@ class Ownership:
             return Verdict.SERVE if state is LogState.OWNED else Verdict.WAIT
         preferred = preferred_owner(log, live)
         if preferred is None:
-            return Verdict.NOBODY
+            return Verdict.NO_PROXY
         if preferred != self._location:
             return Elsewhere(preferred)
         if len(self._logs) >= self._logs_max:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.needs import Need
@@ -95,9 +95,9 @@ class PutService:
         first = await read_message(context)
         if first is None:
             return
-        target, decoder = parse_target(first.told.flight_descriptor), PutDecoder(first)
-        schema_bytes = len(first.told.data_header)
-        opening = first.told if wish.forward else None
+        target, decoder = parse_target(first.data.flight_descriptor), PutDecoder(first)
+        schema_bytes = len(first.data.data_header)
+        opening = first.data if wish.forward else None
         del first  # free its memory during the waits
         name = target.staging if isinstance(target, StagingTarget) else target.log
         if isinstance(target, PutTarget):
@@ -238,12 +238,12 @@ class PutService:
 
     def lost(self, name: str, log: OwnedLog, error: DLError) -> DLError:
         """Release a log that cannot be written any more; return the error for its clients."""
-        told = WriteError(
+        failure = WriteError(
             f"log {name!r} is lost to this proxy, and unacknowledged records may be in it or not: "
             f"{type(error).__name__}: {error}"
         )
-        self._owner.lost(name, log, told)
-        return told
+        self._owner.lost(name, log, failure)
+        return failure
 
 
 def _rates_of(config: ProxyConfig) -> dict[str, Rate]:

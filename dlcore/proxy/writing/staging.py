@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.background import BackgroundTasks, outcome_of, side_tasks
 from dlcore.base.errors import DLError, OverCapacityError
 from dlcore.base.places import Places

@@ -105,8 +105,8 @@ def test_the_reader_of_a_part_is_closed_with_it(monkeypatch: pytest.MonkeyPatch)
     on_log(body)
 
 
-def test_what_cannot_be_copied() -> None:
-    """What was truncated before, and a log to itself."""
+def test_logs_that_cannot_be_copied() -> None:
+    """Records truncated before, and a log to itself."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -128,7 +128,7 @@ def test_what_cannot_be_copied() -> None:
 
 
 def test_a_log_whose_beginning_is_truncated_is_copied_from_there_on() -> None:
-    """The first time, also by several at once; what goes later without being copied is told."""
+    """The first time, also by several at once; later losses without a copy are reported."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]

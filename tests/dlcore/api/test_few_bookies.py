@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_log_that_wants_more_bookies_than_there_are_is_told_of(
+def test_a_log_that_wants_more_bookies_than_there_are_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """When it is created, since its first write comes late; it is no error, for they may come."""

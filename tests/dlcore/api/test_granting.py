@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.access.capability import LIFETIME_S_MAX, Grant, LedgerRight, Verifier, parse
+from dlcore.base.access.capability import LIFETIME_S_MAX, Grant, LedgerRight, Verifier, parse
 from dlcore.base.errors import AlreadyClosedError, ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord

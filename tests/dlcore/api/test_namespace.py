@@ -30,7 +30,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.reading.snapshot import LogFollower
 from dlcore.metadata.memory import MemoryTree
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures import aio
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster
@@ -235,7 +235,7 @@ class PlannedClients(ScanClients):
         self._namespace = namespace
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
-        """Return a client that reaches nobody."""
+        """Return a client that reaches no server."""
         return LedgerClient(
             ledger_store=None,
             registry=None,
@@ -543,7 +543,7 @@ def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() ->
 
 
 def test_statistics_tell_what_was_done_and_what_is_held() -> None:
-    """Of closed writers too; what is not acknowledged is pending; a lost session is counted."""
+    """Closed writers count, too; unacknowledged records are pending; a lost session is counted."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         nothing = namespace.get_statistics()

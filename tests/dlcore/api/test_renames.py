@@ -1,7 +1,7 @@
 """Renaming logs: one step for everybody, and never under a writer.
 
 Goal: a log has exactly one name, which leads to all of it, whatever happens meanwhile; who has it
-open under another name goes on or is told.  Method: a cluster in memory, faults on demand.
+open under another name goes on or gets an error.  Method: a cluster in memory, faults on demand.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ def test_names_that_cannot_be_given() -> None:
     on_log(body)
 
 
-def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
+def test_a_writer_refused_for_a_proxy_learns_what_to_do() -> None:
     """It may own the log for minutes after the last record."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         proxy = await (await cluster.open("grpc://proxy:1")).open_log(log.name)
-        told = r"owned by grpc://proxy:1 since \S+Z, a proxy: reach the log through it .* idle"
+        reason = r"owned by grpc://proxy:1 since \S+Z, a proxy: reach the log through it .* idle"
         async with await proxy.open_writer():
-            with pytest.raises(OwnershipAcquireFailedError, match=told):
+            with pytest.raises(OwnershipAcquireFailedError, match=reason):
                 await cluster.namespaces[0].rename_log("clicks", "visits")
-            with pytest.raises(OwnershipAcquireFailedError, match=told):
+            with pytest.raises(OwnershipAcquireFailedError, match=reason):
                 await log.open_writer()
 
     on_log(body)
@@ -137,7 +137,7 @@ def test_readers_go_on_over_a_rename() -> None:
     on_log(body)
 
 
-def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
+def test_a_handle_opened_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
     """For the name may be another log's; the manager that renamed it has the new name."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -180,7 +180,7 @@ def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
 
 
 def test_a_staged_append_meets_a_rename() -> None:
-    """What was staged for the log enters it under its new name, once."""
+    """Records staged for the log enter it under its new name, once."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -216,7 +216,7 @@ def test_an_append_is_repeated_after_a_rename(*, applied: bool) -> None:
 
 
 def test_a_repetition_to_another_log_of_the_old_name_is_refused() -> None:
-    """What was committed is in the log that was called so: it is not taken for done in this one."""
+    """The committed records are in the log of that name then, and do not count for this one."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -379,7 +379,7 @@ def test_a_lost_reply_of_a_rename(*, applied: bool) -> None:
     on_log(body)
 
 
-def test_of_two_renames_at_once_one_is_done() -> None:
+def test_one_of_two_renames_at_once_is_done() -> None:
     """The other is refused: by the lock, or by the name that is not the log's any more."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -1,6 +1,6 @@
 """Schemas as people write them.
 
-Goal: what the command shows can be given back to it, and what is wrong is told with its place.
+Goal: what the command shows can be given back to it, and an error names the place of the mistake.
 Method: every type that a log can hold, drawn nestings, and spellings that people use.
 """
 
@@ -20,7 +20,7 @@ from tests.dlcore.log.test_typed_schema import column
 
 
 @given(column("a"), column("b"))
-def test_what_is_shown_is_read_back(first: Column, second: Column) -> None:
+def test_the_shown_text_is_read_back(first: Column, second: Column) -> None:
     """Nested types too."""
     columns = (first, second)
     assert parse_columns(describe(columns)) == columns
@@ -52,7 +52,7 @@ def test_other_spellings(text: str, schema: list[tuple[str, pa.DataType]]) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("", "expected a name at ''"),
         ("city", "expected the type of city at ''"),
@@ -69,15 +69,15 @@ def test_other_spellings(text: str, schema: list[tuple[str, pa.DataType]]) -> No
         ("_txid int64", "a column cannot be called '_txid'"),
     ],
 )
-def test_what_is_wrong_is_told(text: str, told: str) -> None:
+def test_a_mistake_is_named_in_the_error(text: str, reason: str) -> None:
     """With the text and where in it."""
     with pytest.raises(ConfigurationError) as raised:
         schema_from_text(text)
-    assert told in str(raised.value)
+    assert reason in str(raised.value)
 
 
 def test_files() -> None:
-    """Of Arrow, Parquet and text; what is none of them is shown."""
+    """Files of Arrow, Parquet and text; the error shows any other one."""
     schema = pa.schema([("city", pa.string()), ("fare", pa.float64())])
     table = schema.empty_table()
     contents = [b"city string, fare double\n", schema.serialize().to_pybytes()]

@@ -1,6 +1,6 @@
 """Mistakes of a beginner: each is refused by an error that names the value.
 
-Goal: nobody has to read the code to learn that a text is no position.  Method: calls with values of
+Goal: users need not read the code to learn that text is no position.  Method: calls with values of
 the wrong kind, on a log in memory; what a program may write is not changed by any of them.
 """
 
@@ -55,8 +55,8 @@ WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "told"), WRONG, ids=[told[:30] for _, told in WRONG])
-def test_a_value_of_the_wrong_kind_is_named(call: Callable[[Any, Any], Any], told: str) -> None:
+@pytest.mark.parametrize(("call", "reason"), WRONG, ids=[reason[:30] for _, reason in WRONG])
+def test_a_value_of_the_wrong_kind_is_named(call: Callable[[Any, Any], Any], reason: str) -> None:
     """With what would be right."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -65,13 +65,13 @@ def test_a_value_of_the_wrong_kind_is_named(call: Callable[[Any, Any], Any], tol
         namespace: DirectNamespace = cluster.namespaces[0]
         with pytest.raises(DLError) as caught:
             await call(namespace, log)
-        assert told in str(caught.value)
+        assert reason in str(caught.value)
         assert [r.txid async for r in await log.open_reader()] == [1]
 
     on_log(body)
 
 
-def test_a_reader_is_told_how_many_and_how_long() -> None:
+def test_a_reader_checks_how_many_and_how_long() -> None:
     """Before it waits; and what is here can still be read."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -88,7 +88,7 @@ def test_a_reader_is_told_how_many_and_how_long() -> None:
     on_log(body)
 
 
-def test_what_is_no_record_ends_no_writer() -> None:
+def test_a_value_that_is_no_record_ends_no_writer() -> None:
     """In a bulk its future tells of it."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:
@@ -103,7 +103,7 @@ def test_what_is_no_record_ends_no_writer() -> None:
     on_log(body)
 
 
-def test_what_is_no_position() -> None:
+def test_texts_that_are_no_position() -> None:
     """A position is made of three whole numbers."""
     with pytest.raises(ConfigurationError, match="whole numbers, not '1', 0, 0"):
         DLSN("1", 0, 0)  # type: ignore[arg-type]

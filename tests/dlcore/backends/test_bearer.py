@@ -70,14 +70,14 @@ def test_a_token_without_a_known_expiry_is_kept(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "two words", "secret\n", "sécret", None, 7])
-def test_what_cannot_be_sent_is_refused(token: Any) -> None:
+def test_a_token_that_cannot_be_sent_is_refused(token: Any) -> None:
     """Without a word of it, whether it is fixed or from a function."""
     with pytest.raises(UnauthenticatedError) as refused:
         Bearer(lambda: token).token()
     assert "cret" not in f"{refused.value!r}"
 
 
-def test_a_function_that_fails_is_told() -> None:
+def test_a_function_that_fails_is_reported() -> None:
     """Its own error is the cause; what is no function is refused at once."""
 
     def fail() -> str:
@@ -113,7 +113,7 @@ def test_a_namespace_that_is_opened_directly_takes_no_token() -> None:
 
 
 def settings(path: Path, issuer: Issuer) -> dict[str, Any]:
-    """Return the settings of a proxy that takes tokens of the issuer, and nobody else."""
+    """Return the settings of a proxy that takes tokens of the issuer, and no others."""
     (path / "keys.json").write_bytes(issuer.key_set())
     return {
         "token_issuer": ISSUER,
@@ -173,8 +173,8 @@ def test_streams_go_on_with_new_tokens(
     with_proxies("a")(scenario)
 
 
-def test_a_token_that_stays_wrong_is_told_at_once(tmp_path: Path) -> None:
-    """Also by a stream; nobody waits for as long as for a proxy that is gone."""
+def test_a_token_that_stays_wrong_is_reported_at_once(tmp_path: Path) -> None:
+    """Also by a stream; no call waits for as long as for a proxy that is gone."""
     issuer = Issuer()
     wrong = Issuer().token()
 

@@ -75,7 +75,7 @@ def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of others the proxies are asked anew; failures stay noted until one was reached."""
+    """Other calls ask the proxies anew; failures stay noted until one was reached."""
     monkeypatch.setattr(endpoint, "_LOGS_MAX", 2)
 
     async def scenario() -> None:
@@ -101,7 +101,7 @@ def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.Mo
 def test_streams_that_lost_one_proxy_do_not_come_back_to_it() -> None:
     """The second one that fails does not take the next proxy for the one that failed.
 
-    Nor is another proxy told that it was not reached.
+    Nor does another proxy learn that it was not reached.
     """
 
     async def scenario() -> None:

@@ -73,7 +73,7 @@ def test_a_writer_without_a_name_begins_anew(count: int, *, moves: bool) -> None
     with_proxies("clicks")(scenario)
 
 
-def test_a_writer_with_a_name_is_told() -> None:
+def test_a_writer_with_a_name_gets_an_error() -> None:
     """Where it goes on is for its program to say, which opens the next one."""
 
     async def scenario(served: Proxies) -> None:
@@ -96,7 +96,7 @@ def test_a_writer_with_a_name_is_told() -> None:
 
 @pytest.mark.parametrize("name", [None, "meter"])
 @pytest.mark.parametrize("is_first", [False, True], ids=["later records", "its first record"])
-def test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot(
+def test_doubtful_records_are_not_sent_to_a_log_that_forgot(
     monkeypatch: pytest.MonkeyPatch, name: str | None, *, is_first: bool
 ) -> None:
     """It would be there twice: the writer gets an error which says that it may be there."""

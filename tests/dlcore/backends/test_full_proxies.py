@@ -35,16 +35,16 @@ def test_another_proxy_is_asked() -> None:
 
 
 def test_one_that_is_alone_is_asked_again() -> None:
-    """Until there is room, or for as long as the client is patient; that is told."""
+    """Until there is room, or for as long as the client is patient, which is logged."""
 
     async def scenario(served: Proxies) -> None:
         full = await served.start(calls_max=1)
         log = await remote(served)
-        async with await open_namespace(served.servers[0].location, patience_s=0.2) as hasty:
+        async with await open_namespace(served.servers[0].location, patience_s=0.2) as impatient:
             call = full.follow("clicks")
             await call.read()
             with pytest.raises(ProxyUnavailableError, match="is at its limit of calls"):
-                await hasty.open_log("clicks")
+                await impatient.open_log("clicks")
             opening = asyncio.create_task(log.open_writer())
             await asyncio.wait([opening], timeout=0.1)
             assert not opening.done()

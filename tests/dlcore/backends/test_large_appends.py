@@ -43,7 +43,7 @@ async def staged(remote: FlightNamespace, times: int) -> list[StagedExtent]:
 
 
 def test_more_extents_than_a_message_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as a transaction takes are appended; of more it is told what would be right."""
+    """As many as a transaction takes are appended; the error for more says what would be right."""
 
     async def scenario(served: Proxies) -> None:
         await served.start(message_bytes_max=MESSAGE_BYTES)
@@ -65,18 +65,18 @@ def test_more_extents_than_a_message_has_room_for(monkeypatch: pytest.MonkeyPatc
     with_proxies(*LOGS)(scenario)
 
 
-def test_what_is_packed_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrongly_packed_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what would unpack to more than anybody needs."""
     monkeypatch.setattr(appends, "UNPACKED_BYTES_MAX", 1000)
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
-        for packed, told in (
+        for packed, reason in (
             (b"no", "expected a list of extents, as JSON by zlib"),
             (zlib.compress(b"[7]"), "expected a list of extents, as JSON by zlib"),
             (zlib.compress(b" " * 1001), "expected complete zlib data of at most 1000 bytes"),
         ):
-            with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
+            with pytest.raises(grpc.aio.AioRpcError, match=reason) as refused:
                 await client.act(
                     "commit_append",
                     identity="job",

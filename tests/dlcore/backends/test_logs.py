@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from dlcore.backends.flight.namespace import open_namespace
@@ -11,6 +13,7 @@ from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     ConfigurationError,
     EndOfStreamError,
+    InvalidLogNameError,
     LogEmptyError,
     LogExistsError,
     LogNotFoundError,
@@ -19,10 +22,14 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
+from dlcore.proxy.actions import Actions
 from dlcore.sync import open_namespace as open_blocking
 from tests.dlcore.backends.test_writing import numbered
 from tests.dlcore.proxy.test_actions import refused
 from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from dlcore.flight.needs import Pass
 
 
 def test_logs_come_and_go() -> None:
@@ -51,8 +58,8 @@ def test_logs_come_and_go() -> None:
             with pytest.raises(ConfigurationError):
                 await log.truncate()
             assert await log.get_settings() == LogSettings()
-            told = await log.update_settings(retention_s=60, entry_bytes=1024)
-            assert told == LogSettings(retention_s=60, entry_bytes=1024)
+            reply = await log.update_settings(retention_s=60, entry_bytes=1024)
+            assert reply == LogSettings(retention_s=60, entry_bytes=1024)
             assert await log.update_settings(entry_bytes=None) == LogSettings(retention_s=60)
             assert await first.get_settings() == LogSettings(retention_s=60)
             for wrong in ({"self": 1}, {"speed": 1}, {"retention_s": "long"}, {"mode": "no"}):
@@ -80,6 +87,41 @@ def test_logs_come_and_go() -> None:
     with_proxies()(scenario)
 
 
+class _EarlierRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """As 0.2.0 knows the request of `schemas`."""
+
+    logs: list[str]
+
+
+def test_writers_may_ask_a_proxy_of_0_2_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses the field by which a writer asks for seals: the writer asks as a reader does."""
+    bodies: list[bytes] = []
+    perform = Actions.perform
+
+    async def perform_as_before(self: Actions, name: str, body: bytes, entry: Pass) -> bytes:
+        assert name == "schemas"
+        bodies.append(body)
+        try:
+            msgspec.json.decode(body, type=_EarlierRequest)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"action 'schemas': {error}") from error
+        return await perform(self, name, body, entry)
+
+    monkeypatch.setattr(Actions, "perform", perform_as_before)
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        async with await open_namespace(served.servers[0].location) as namespace:
+            assert await namespace.get_schemas(["a"]) == {"a": None}
+            assert await namespace.get_schemas(["a"], for_write=True) == {"a": None}
+            with pytest.raises(InvalidLogNameError):
+                await namespace.get_schemas(["/"], for_write=True)
+
+    with_proxies("a")(scenario)
+    as_reader, as_writer = b'{"logs":["a"]}', b'{"logs":["a"],"for_write":true}'
+    assert bodies[:3] == [as_reader, as_writer, as_reader]
+
+
 def test_a_handle_renames_and_deletes_its_log() -> None:
     """Goes on under the new name, and asks for nothing of a log that is gone."""
 
@@ -90,8 +132,8 @@ def test_a_handle_renames_and_deletes_its_log() -> None:
             settings = LogSettings(retention_s=60, mode="proxied")
             await namespace.create_log("clicks", settings=settings)
             assert await (await direct.open_log("clicks")).get_settings() == settings
-            code, told = await refused(client, "create", log="other", settings={"speed": 1})
-            assert (code, "speed" in told) == ("INVALID_ARGUMENT", True)
+            code, reply = await refused(client, "create", log="other", settings={"speed": 1})
+            assert (code, "speed" in reply) == ("INVALID_ARGUMENT", True)
             log = await namespace.open_log("clicks")
             with pytest.raises(ConfigurationError):
                 await log.rename("")
@@ -128,7 +170,7 @@ def test_a_handle_renames_and_deletes_its_log() -> None:
     with_proxies()(scenario)
 
 
-def test_what_another_proxy_owns_is_ended_there() -> None:
+def test_a_log_that_another_proxy_owns_is_ended_there() -> None:
     """Where we are sent to, though the endpoint names it not."""
 
     async def scenario(served: Proxies) -> None:
@@ -178,7 +220,7 @@ def ask_blocking(endpoint: str) -> None:
         assert not log.purge_logs_older_than(4)
 
 
-def test_what_is_asked_of_a_log_is_what_the_core_tells() -> None:
+def test_answers_about_a_log_are_those_of_the_core() -> None:
     """By positions, transaction ids and times; of records and of ranges."""
 
     async def scenario(served: Proxies) -> None:

@@ -60,7 +60,7 @@ def losing_the_answer(
     assert lost == [action]
 
 
-def test_what_was_done_is_done() -> None:
+def test_a_completed_call_is_not_done_again() -> None:
     """By the log's id, whether it is there, gone, called otherwise or sealed."""
 
     async def scenario(served: Proxies) -> None:
@@ -110,7 +110,7 @@ def test_an_attempt_that_has_not_ended_is_no_stranger(action: Action[Any, Any]) 
     with_proxies()(scenario)
 
 
-def test_who_is_refused_for_a_writer_here_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_refused_for_a_writer_here_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a client that began to write between the release of the log and its lock."""
     rename = DirectLog.rename
     writers: list[DirectWriter] = []
@@ -135,7 +135,7 @@ def test_who_is_refused_for_a_writer_here_tries_again(monkeypatch: pytest.Monkey
 
 
 def test_another_log_of_the_name_is_left_alone() -> None:
-    """Which somebody made after the first attempt, and before the second."""
+    """Another client made it after the first attempt, and before the second."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -180,7 +180,7 @@ def test_another_log_of_the_name_is_left_alone() -> None:
     with_proxies()(scenario)
 
 
-def test_who_means_another_log_of_the_name_takes_it_from_nobody() -> None:
+def test_a_client_that_means_another_log_of_the_name_takes_it_from_no_owner() -> None:
     """It stays with the proxy that writes it."""
 
     async def scenario(served: Proxies) -> None:
@@ -192,14 +192,14 @@ def test_who_means_another_log_of_the_name_takes_it_from_nobody() -> None:
             assert (await client.act("logs"))["logs"] == ["clicks"]
         await stream.send(b"x")
         await stream.acked(1)
-        await stream.told_all()
+        await stream.last_reply()
 
     with_proxies("clicks")(scenario)
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_a_writer_that_could_not_seal_tries_again(*, is_sealed: bool) -> None:
-    """What it wrote is there; whether the log is sealed nobody told."""
+    """Its records are there; no answer said whether the log is sealed."""
     perform = Actions.perform
 
     async def fail(self: Actions, name: str, body: bytes, entry: Pass) -> bytes:
@@ -232,7 +232,7 @@ def test_a_writer_that_could_not_seal_tries_again(*, is_sealed: bool) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_who_is_told_when_to_come_again_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_gets_a_time_to_retry_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not before."""
     perform, asked_s = Actions.perform, []
 

@@ -1,4 +1,4 @@
-"""Logs that are deleted and made anew under a handle: it is told, and the new one left alone."""
+"""Logs that are deleted and made anew under a handle: reported, and the new one is left alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def make_anew(served: Proxies) -> None:
     await write(served, 100, 10)
 
 
-async def told(call: Awaitable[object]) -> None:
+async def reported(call: Awaitable[object]) -> None:
     """Require that a call tells that its log was deleted."""
     with pytest.raises(LogNotFoundError, match=r"it is another one|is gone"):
         await call
@@ -62,11 +62,11 @@ def test_readers_read_nothing_of_another_log(*, follow: bool) -> None:
             with pytest.raises(LogNotFoundError):
                 await waiting
         for _ in range(2):
-            await told(reader.read_next(until_caught_up=not follow))
-            await told(fresh.read_bulk(5))
+            await reported(reader.read_next(until_caught_up=not follow))
+            await reported(fresh.read_bulk(5))
         for start in ({}, {"txid": 0}, {"dlsn": DLSN.INITIAL}):
-            await told(reader.seek(**start))
-            await told(log.open_reader(**start))
+            await reported(reader.seek(**start))
+            await reported(log.open_reader(**start))
         for each in (reader, fresh):
             await each.aclose()
 
@@ -83,8 +83,8 @@ def test_a_range_is_of_one_log() -> None:
         found = await log.read()
         assert (await found.to_arrow()).num_rows == 5
         await make_anew(served)
-        await told(found.to_arrow())
-        await told(log.read(DLSN(1, 2, 0)))
+        await reported(found.to_arrow())
+        await reported(log.read(DLSN(1, 2, 0)))
 
     with_proxies("clicks")(scenario)
 
@@ -100,14 +100,14 @@ def test_writers_write_nothing_to_another_log() -> None:
             await writer.write(each)
         idle = await log.open_writer()
         await make_anew(served)
-        await told(writer.commit())  # nothing waits, and readers would find nothing of it
+        await reported(writer.commit())  # nothing waits, and readers would find nothing of it
         for late in (writer, idle):
             with pytest.raises(LogNotFoundError, match="it is another one"):
                 await late.write(LogRecord(200, b"late"))
-        await told(log.open_writer())
-        await told(log.open_writer(producer="p"))
-        await told(log.append([LogRecord(200, b"late")], expected=DLSN(1, 9, 0)))
-        await told(log.open_stream_writer())
+        await reported(log.open_writer())
+        await reported(log.open_writer(producer="p"))
+        await reported(log.append([LogRecord(200, b"late")], expected=DLSN(1, 9, 0)))
+        await reported(log.open_stream_writer())
         for late in (writer, idle):
             await late.abort()
         direct = await served.cluster.namespaces[0].open_log("clicks")
@@ -148,7 +148,7 @@ def test_a_handle_changes_and_tells_nothing_of_another_log() -> None:
             log.get_subscriptions,
         ]
         for call in calls:
-            await told(call())
+            await reported(call())
         direct = await served.cluster.namespaces[0].open_log("clicks")
         assert not await direct.is_end_of_stream_marked()
         assert (await direct.get_settings()).retention_s is None
@@ -179,7 +179,7 @@ def test_a_proxy_lets_go_of_a_log_that_is_no_more(monkeypatch: pytest.MonkeyPatc
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_renamed_is_read_on() -> None:
+def test_a_renamed_log_is_read_on() -> None:
     """By its id; a writer gets an error, for a log is owned by its name."""
 
     async def scenario(served: Proxies) -> None:
@@ -224,7 +224,7 @@ def test_columns_are_added_to_no_other_log() -> None:
             assert (await log.update_schema(more, merge=True)) == more
             await namespace.delete_log("trips")
             await namespace.create_log("trips", schema=columns)
-            await told(log.update_schema(more, merge=True))
+            await reported(log.update_schema(more, merge=True))
             assert (await namespace.get_schemas(["trips"]))["trips"] == columns
 
     with_proxies()(scenario)

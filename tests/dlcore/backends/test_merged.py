@@ -47,8 +47,8 @@ def test_many_logs_are_one_sequence() -> None:
     with_proxies(*NAMES)(scenario)
 
 
-def test_what_cannot_be_merged() -> None:
-    """It is told as the core tells it."""
+def test_logs_that_cannot_be_merged() -> None:
+    """It is reported as by the core."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()

@@ -18,7 +18,7 @@ LIMIT = 60_000
 
 
 def test_a_writer_cuts_what_is_too_large() -> None:
-    """Positions are told of all; a record that nothing can be cut from is refused."""
+    """All get their positions; a record that nothing can be cut from is refused."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(message_bytes_max=LIMIT)
@@ -30,10 +30,10 @@ def test_a_writer_cuts_what_is_too_large() -> None:
             rows = pa.record_batch({"value": [b"%1000d" % number for number in range(450, 1500)]})
             futures.append(writer.write_batch(rows))
             futures.append(writer.write(LogRecord(2**60, bytes(LIMIT - 1000))))
-            told = await asyncio.gather(*futures)
+            reply = await asyncio.gather(*futures)
             found = await records(served)
             assert [each.payload for each in found[:-1]] == [b"%1000d" % n for n in range(1500)]
-            assert told == [each.dlsn for each in (*found[:450], *found[-2:])]
+            assert reply == [each.dlsn for each in (*found[:450], *found[-2:])]
         refused = await log.open_writer()
         with pytest.raises(LogRecordTooLongError, match="accepts 60000 bytes at most"):
             await refused.write(LogRecord(2**60, bytes(LIMIT)))
@@ -48,7 +48,7 @@ def test_a_writer_cuts_what_is_too_large() -> None:
 
 
 def test_staging_cuts_what_is_too_large() -> None:
-    """Likewise."""
+    """The same for atomic appends."""
 
     async def scenario(served: Proxies) -> None:
         await served.start(message_bytes_max=LIMIT)

@@ -106,7 +106,7 @@ def test_one_by_one_and_in_bulk(on_both: Callable[[Body], None]) -> None:
     on_both(body)
 
 
-def test_who_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -> None:
+def test_a_reader_that_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -> None:
     """Also where it stood in the middle of records that came together."""
 
     async def body(log: Log, direct: DirectLog) -> None:
@@ -241,7 +241,7 @@ def test_a_reader_that_failed_goes_on_where_it_was() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_a_proxy_never_sends_is_not_the_end_of_the_log(
+def test_a_missing_message_of_a_proxy_is_not_the_end_of_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reader that goes on after that error reads the records behind it."""
@@ -339,7 +339,7 @@ def test_a_reader_that_is_closed_while_it_turns_to_follow_opens_no_stream() -> N
 
 
 @pytest.mark.parametrize("again", range(3))
-def test_who_is_cancelled_leaves_no_stream_to_the_collector(again: int) -> None:
+def test_a_cancelled_reader_leaves_no_stream_to_the_collector(again: int) -> None:
     """Neither one of ours nor gRPC's own."""
 
     async def scenario(served: Proxies) -> None:

@@ -1,4 +1,4 @@
-"""Proxies that are started again one after the other, under writers: nobody waits for long."""
+"""Proxies that are started again one after the other, under writers: no writer waits for long."""
 
 from __future__ import annotations
 

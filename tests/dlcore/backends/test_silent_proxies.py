@@ -37,7 +37,7 @@ async def silent_proxy() -> AsyncIterator[str]:
 
     async def wait(_: bytes, __: Any) -> bytes:
         await asyncio.Event().wait()
-        raise AssertionError("nobody ends it")
+        raise AssertionError("nothing ends it")
 
     server = grpc.aio.server()
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -108,8 +108,8 @@ def test_the_error_names_the_proxy_that_was_asked(monkeypatch: pytest.MonkeyPatc
             call, turn = calls.put("clicks")
             call.cancel()
             calls.locations.failed("clicks", turn, reached=False)
-            told = await calls.explained(ProxyUnavailableError("it is away"), turn)
+            found = await calls.explained(ProxyUnavailableError("it is away"), turn)
             assert asked == ["one:1"]
-            assert str(told) == "the proxy at grpc://one:1: it is another one's"
+            assert str(found) == "the proxy at grpc://one:1: it is another one's"
 
     with_proxies()(scenario)

@@ -16,7 +16,7 @@ LOGS = ("a", "b", "c")
 
 
 def test_they_are_the_cores_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the logs asked for last, or of all that are asked for at once; also one named twice."""
+    """It keeps the logs asked for last, or all that are asked for at once; also one named twice."""
     monkeypatch.setattr(planning, "KNOWN_LOGS_MAX", 2)
 
     async def scenario(served: Proxies) -> None:

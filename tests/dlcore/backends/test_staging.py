@@ -77,7 +77,7 @@ async def written(namespace: FlightNamespace, *texts: str) -> FlightStagingWrite
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["while it is sent", "while it is staged"])
-def test_who_gives_up_and_stages_again_stages_all(
+def test_a_writer_that_gives_up_and_stages_again_stages_all(
     is_sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after Ctrl-C, or a time limit of one's own."""
@@ -97,8 +97,8 @@ def test_who_gives_up_and_stages_again_stages_all(
     staged_by(scenario)
 
 
-def test_what_is_too_large_is_told_until_it_is_discarded() -> None:
-    """What came before it is not staged without it."""
+def test_a_record_that_is_too_large_is_an_error_until_it_is_discarded() -> None:
+    """Earlier records are not staged without it."""
 
     async def scenario(served: Proxies, namespace: FlightNamespace) -> None:
         writer = await written(namespace, "a")
@@ -114,8 +114,8 @@ def test_what_is_too_large_is_told_until_it_is_discarded() -> None:
     staged_by(scenario)
 
 
-def test_what_is_not_kept_is_lost_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And that is told, where a write of much was given up halfway."""
+def test_unkept_parts_are_lost_with_their_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large write that was given up halfway is reported, too."""
     monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 0)
 
     async def scenario(served: Proxies, namespace: FlightNamespace) -> None:

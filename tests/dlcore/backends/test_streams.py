@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_data_is_read() -> None:
     """At any position, also behind the end, and up to the seal; the next writer goes on there."""
 
     async def scenario(served: Proxies) -> None:
@@ -104,7 +104,7 @@ def test_one_writer_at_a_time() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_no_stream() -> None:
+def test_logs_that_are_no_stream() -> None:
     """Records of others, and typed logs."""
 
     async def scenario(served: Proxies) -> None:
@@ -158,7 +158,7 @@ def test_a_writer_that_cannot_be_opened_leaves_nothing(
 
 
 def test_streams_are_files() -> None:
-    """What Python does with files it does with them; they say where they are."""
+    """Python uses them like files; they say where they are."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()

@@ -153,7 +153,7 @@ def test_a_reader_of_the_core_is_waited_for(
 ) -> None:
     """As long as the proxy's configuration says; the client names the holder, after a while."""
     caplog.set_level(logging.WARNING, logger="dlcore.backends")
-    monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
+    monkeypatch.setattr(backoff, "REPORTED_AFTER_S", 0.05)
 
     async def scenario(served: Proxies) -> None:
         direct, log = await both(served)
@@ -163,23 +163,23 @@ def test_a_reader_of_the_core_is_waited_for(
             waiting = asyncio.create_task(log.open_reader(subscriber="s"))
             with pytest.raises(OwnershipAcquireFailedError):  # a move does not wait
                 await log.move_subscription("s")
-            await until(lambda: bool(told()))
+            await until(lambda: bool(warnings()))
             assert not waiting.done()
             await by_lock.commit(DLSN(1, 3, 0))
         async with await waiting as reader:
             assert reader.position == DLSN(1, 3, 0)
-        (only,) = told()
+        (only,) = warnings()
         assert only.startswith("log 'clicks': another reader has subscriber 's': direct since 2023")
         assert only.endswith("; waiting for as long as the proxy does")
 
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         return [each.message for each in caplog.records if each.name.startswith("dlcore.backends")]
 
     with_proxies("clicks")(scenario)
 
 
-def test_what_was_done_is_done() -> None:
-    """Where the answer is lost it is asked for again, and nobody's position is gone over."""
+def test_a_completed_call_is_not_done_again() -> None:
+    """If the answer is lost it is asked for again, and no stored position is overwritten."""
 
     async def scenario(served: Proxies) -> None:
         direct, log = await both(served)
@@ -229,7 +229,7 @@ def test_what_was_done_is_done() -> None:
 
 
 def test_a_commit_whose_end_is_not_known_is_no_end() -> None:
-    """No proxy answered in time, or nobody waited for it: the next one goes on behind it."""
+    """No proxy answered in time, or no caller waited for it: the next one goes on behind it."""
 
     async def scenario(served: Proxies) -> None:
         _, log = await both(served)
@@ -268,7 +268,7 @@ def test_a_commit_whose_end_is_not_known_is_no_end() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_comes_late_changes_nothing() -> None:
+def test_a_late_answer_changes_nothing() -> None:
     """A request that was given up, and is carried out after those that followed it."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -387,9 +387,9 @@ def test_clients_of_other_languages() -> None:
         assert await client.act("subscriptions", log="clicks") == {"subscriptions": {}}
         moved = await client.act("move_subscription", **kept, dlsn="1:1:0", token="me")
         moved = await client.act("move_subscription", **kept, dlsn="1:2:0", token="me", **moved)
-        told = {"s": {"dlsn": "1:2:0", **moved}}
-        assert await client.act("subscriptions", log="clicks") == {"subscriptions": told}
-        assert await client.act("subscriptions", **kept) == {"subscriptions": told}
+        found = {"s": {"dlsn": "1:2:0", **moved}}
+        assert await client.act("subscriptions", log="clicks") == {"subscriptions": found}
+        assert await client.act("subscriptions", **kept) == {"subscriptions": found}
         assert await client.act("delete_subscription", **kept, **moved) == {}
         assert await client.act("subscriptions", **kept) == {"subscriptions": {}}
         for status, body in (

@@ -16,12 +16,12 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from dlcore.access import tls_in_use
-from dlcore.access.tls import TlsFiles
-from dlcore.access.tls_in_use import TlsInUse
 from dlcore.backends.flight import tls_reasons
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.backends.flight.planning import act
+from dlcore.base.access import tls_in_use
+from dlcore.base.access.tls import TlsFiles
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.errors import ConfigurationError, ProxyUnavailableError
 from dlcore.flight import actions
 from dlcore.flight.requests import NoRequest
@@ -29,7 +29,7 @@ from dlcore.ops.secure.certificates import CLIENT, SERVER
 from dlcore.proxy.rendezvous import preferred_owner
 from tests.dlcore.proxy.test_forwarding import put
 from tests.dlcore.proxy.test_put import records
-from tests.dlcore.transport.test_versions import old_version, version_of
+from tests.dlcore.wire.test_versions import old_version, version_of
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Authority
 from tests.fixtures.ports import free_ports
@@ -107,7 +107,7 @@ def test_the_right_files_read_write_and_stage(files: Files) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
+def test_records_that_a_proxy_forwards_over_tls_count_for_its_client(
     files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the name in the client's certificate, which is shown to the first proxy only."""
@@ -123,17 +123,17 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
         async with grpc.aio.secure_channel(asked.address, credentials) as channel:
             first, second = (put(Client(channel)) for _ in range(2))
             await first.begin("clicks")
-            assert "ready" in (await first.told() or {})
+            assert "ready" in (await first.next_reply() or {})
             await first.send(b"a")
             await first.acked(1)
             await second.begin("clicks")
-            assert await second.told() is None
+            assert await second.next_reply() is None
             code, message, _ = await second.status()
             assert (code, "certificate:client has 1 streams" in message) == (
                 "RESOURCE_EXHAUSTED",
                 True,
             )
-            await first.told_all()
+            await first.last_reply()
         assert [each.payload for each in await records(served)] == [b"a"]
         for server in served.servers:
             assert server.reads._membership.presence.secret not in caplog.text
@@ -143,10 +143,10 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
 
 
 @pytest.mark.parametrize(
-    ("serves", "asks", "scheme", "told"),
+    ("serves", "asks", "scheme", "reason"),
     [
-        ("proxy", "without", "grpc+tls", "it lets nobody in without a certificate: expected a"),
-        ("proxy", "stranger", "grpc+tls", "it lets nobody in with cert='.*stranger.pem': expected"),
+        ("proxy", "without", "grpc+tls", "it lets no client in without a certificate: expected a"),
+        ("proxy", "stranger", "grpc+tls", "it lets no client in with cert=.*stranger.pem.: exp"),
         (
             "proxy",
             "trusts_others",
@@ -163,32 +163,32 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
             "proxy",
             "expired",
             "grpc+tls",
-            r"nobody in with cert=.*: our .* \(certificate has expired\): expected one that is",
+            r"no client in with cert=.*: our .* \(certificate has expired\): expected one that is",
         ),
         (
             "proxy",
             "early",
             "grpc+tls",
-            r"nobody in with cert=.*: our .* \(certificate is not yet valid.*\): expected one that",
+            r"no client in with cert=.*: our .* \(certificate is not yet valid.*\): expected one",
         ),
         (
             "proxy",
             "for_servers",
             "grpc+tls",
-            r"nobody in with cert=.*: our .* \(uns.* purpose\): expected one with clientAuth in",
+            r"no client in with cert=.*: our .* \(uns.* purpose\): expected one with clientAuth in",
         ),
         (None, "client", "grpc+tls", r"it does not speak TLS: expected grpc://127.0.0.1:\d+$"),
     ],
 )
-def test_what_is_wrong_is_told_at_once(
-    serves: str | None, asks: str | None, scheme: str, told: str, files: Files
+def test_a_wrong_setting_is_reported_at_once(
+    serves: str | None, asks: str | None, scheme: str, reason: str, files: Files
 ) -> None:
     """With where, and what would be right: for a call, a writer, and a staged append."""
 
     async def scenario(served: Proxies) -> None:
         await served.start(**serving(getattr(files, serves)) if serves else {})
         endpoint = f"{scheme}://{served.servers[0].address}"
-        text = rf"the proxy at {endpoint.replace('+', '.')}: .*{told}"
+        text = rf"the proxy at {endpoint.replace('+', '.')}: .*{reason}"
         tls = getattr(files, asks) if asks else None
         async with asyncio.timeout(20), opened(endpoint, tls, patience_s=60) as namespace:
             with pytest.raises(ConfigurationError, match=text):
@@ -217,7 +217,7 @@ def test_a_proxy_refuses_an_older_tls(files: Files) -> None:
 def test_files_that_change_are_for_new_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the proxy and of its client at once; an open stream goes on over the old connection."""
+    """Proxy and client get new files; an open stream goes on over the old connection."""
     monkeypatch.setattr(tls_in_use, "LOOK_S", 0.0)
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     at_proxy, at_client = old.issue("proxy"), old.issue("client")
@@ -242,8 +242,8 @@ def test_files_that_change_are_for_new_connections(
             await until(lambda: first.get_state() is grpc.ChannelConnectivity.SHUTDOWN)
         async with opened(server.location, new.issue("other")) as namespace:
             assert await namespace.get_logs() == ["clicks"]
-            told = await act(namespace._calls, actions.HEALTH, NoRequest())
-        assert told.expires_at_ms == TlsInUse(at_proxy).expires_at_ms
+            reply = await act(namespace._calls, actions.HEALTH, NoRequest())
+        assert reply.expires_at_ms == TlsInUse(at_proxy).expires_at_ms
         assert [each.payload for each in await records(served)] == [b"before", b"after"]
 
     with_proxies("clicks")(scenario)
@@ -295,7 +295,7 @@ def test_one_of_several_proxies_is_enough(files: Files) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_who_says_nothing_has_no_reason(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_gives_no_reason(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has one that hangs up."""
     monkeypatch.setattr(tls_reasons, "_LOOK_S", 0.1)
     ended = asyncio.Event()

@@ -92,7 +92,7 @@ def test_positions_are_those_of_the_records() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_cannot_follow_is_refused_at_once() -> None:
+def test_a_record_that_cannot_follow_is_refused_at_once() -> None:
     """The writer stays usable; a bulk is cancelled from there on."""
 
     async def scenario(served: Proxies) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_follow_is_refused_at_once() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_the_proxy_refuses_ends_the_writer() -> None:
+def test_a_refusal_of_the_proxy_ends_the_writer() -> None:
     """Every waiting call gets the error, and later calls do, too."""
 
     async def scenario(served: Proxies) -> None:
@@ -135,12 +135,12 @@ def test_what_the_proxy_refuses_ends_the_writer() -> None:
             await writer.flush()
         await writer.wait_for_capacity()
         await writer.aclose()
-        untold = await log.open_writer()
-        await untold.submit_batch(pa.record_batch({"speed": [1]}))
-        await untold.wait_for_capacity()
-        await asyncio.wait([untold._task])
+        failed = await log.open_writer()
+        await failed.submit_batch(pa.record_batch({"speed": [1]}))
+        await failed.wait_for_capacity()
+        await asyncio.wait([failed._task])
         with pytest.raises(WriteError, match="is a byte log"):
-            await untold.aclose()
+            await failed.aclose()
         gone = FlightLog(log._calls, LogKey(name="none", log_id="1"))
         with pytest.raises(LogNotFoundError):
             await gone.open_writer()
@@ -200,7 +200,7 @@ def test_a_log_moves_under_its_writer() -> None:
 
 
 def test_a_session_is_lost_under_a_writer() -> None:
-    """What was in flight is sent again, and written once."""
+    """Records in flight are sent again, and written once."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -249,8 +249,8 @@ def test_a_silent_proxy_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_nobody_answers() -> None:
-    """That is told after the time that one is willing to wait."""
+def test_no_server_answers() -> None:
+    """That is reported after the time that one is willing to wait."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -264,7 +264,7 @@ def test_nobody_answers() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_writer_that_nobody_closes_says_what_is_not_written(
+def test_a_writer_that_is_not_closed_says_what_is_not_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As that of the core does."""
@@ -348,10 +348,13 @@ def test_columns_that_cannot_be_null() -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
         lacking = pa.record_batch({"to": ["Oslo"]})
-        for batch, told in ((null, "is null in some rows"), (lacking, "int32 not null is missing")):
+        for batch, reason in (
+            (null, "is null in some rows"),
+            (lacking, "int32 not null is missing"),
+        ):
             staging = await namespace.open_staging_writer(identity="job")
             await staging.write_batch("trips", batch)
-            with pytest.raises(SchemaMismatchError, match=f"column km {told}"):
+            with pytest.raises(SchemaMismatchError, match=f"column km {reason}"):
                 await staging.stage()
             await staging.aclose(delete=True)
         async with await log.open_reader() as reader:
@@ -415,7 +418,7 @@ def test_appends_on_a_condition_that_race() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_who_waits_is_told_by_an_abort_that_is_cancelled() -> None:
+def test_a_cancelled_abort_still_ends_the_waits() -> None:
     """The outcome of its record is unknown."""
 
     async def scenario(served: Proxies) -> None:

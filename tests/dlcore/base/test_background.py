@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits: none is lost, none fails in silence."""
+"""Tasks that no caller awaits: none is lost, none fails in silence."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dlcore.base.background import (
     all_of,
     forget_frames,
     outcome_of,
+    reported_to_callers,
     side_tasks,
     together,
-    told_to_callers,
 )
 from dlcore.log import tidying
 from dlcore.log.tidying import Tidier
@@ -42,7 +42,7 @@ async def _forever(started: list[int], ended: list[int]) -> None:
         ended.append(1)
 
 
-def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
+def test_a_failure_is_logged_or_reported_and_awaiters_learn_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By the task's name, with its trace."""
@@ -54,21 +54,21 @@ def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
             await task
         assert "counting sheep failed" in caplog.text
         assert "ZeroDivisionError: planted" in caplog.text
-        told: list[BaseException] = []
-        owner = BackgroundTasks(told.append)
+        reported: list[BaseException] = []
+        owner = BackgroundTasks(reported.append)
         owner.start(_fail())
         await owner.finish()
-        assert [str(each) for each in told] == ["planted"]
+        assert [str(each) for each in reported] == ["planted"]
         caplog.clear()
         with caplog.at_level(logging.INFO), pytest.raises(ZeroDivisionError):
-            await BackgroundTasks(told_to_callers).start(_fail())
+            await BackgroundTasks(reported_to_callers).start(_fail())
         assert not caplog.records
 
     run(scenario())
 
 
 def test_closing_cancels_and_awaits_all_also_those_that_are_started_meanwhile() -> None:
-    """What is closed twice, or was never used, closes too."""
+    """Closing twice, or without a use, works too."""
 
     async def scenario() -> None:
         started: list[int] = []
@@ -127,10 +127,10 @@ def test_a_defect_of_one_job_keeps_no_other_from_being_tidied(
     run(scenario())
 
 
-def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
+def test_a_caller_that_waits_to_hand_a_job_over_is_released_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A job that never ends holds up others for a time, and nobody for ever."""
+    """A job that never ends holds up others for a time, and not for ever."""
     monkeypatch.setattr(tidying, "_JOBS_MAX", 2)
     monkeypatch.setattr(tidying, "_PATIENCE_S", 0.01)
 
@@ -150,7 +150,7 @@ def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
     run(scenario())
 
 
-def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
+def test_a_cancelled_caller_leaves_the_outcome_to_the_others() -> None:
     """The future goes on; callers that still wait get its error, and no others."""
 
     async def scenario() -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-        alone.set_exception(ValueError("nobody waits"))
+        alone.set_exception(ValueError("no caller waits"))
         await asyncio.sleep(0)
         del alone, shared, first, second, waiting
         gc.collect()
@@ -233,7 +233,7 @@ def test_closed_tasks_let_go_of_the_frames_that_they_were_cancelled_in() -> None
     run(uncollected(ended))
 
 
-def test_who_waits_for_a_failure_is_in_no_cycle_with_it() -> None:
+def test_a_caller_that_waits_for_a_failure_is_in_no_cycle_with_it() -> None:
     """The error refers to the frame that waited, so that this may not hold the future."""
 
     class Planted(Exception):
@@ -332,15 +332,15 @@ def test_all_end_before_the_first_error_is_raised(caplog: pytest.LogCaptureFixtu
         with pytest.raises(ValueError, match="the first"):
             await all_of(work(4), work(5, ValueError("the first")), work(6, KeyError("late")))
         assert done == [3, 2, 1, 6, 5, 4]
-        (told,) = caplog.messages
-        assert told.startswith("beside the error that is raised: KeyError: 'late'; ")
+        (logged,) = caplog.messages
+        assert logged.startswith("beside the error that is raised: KeyError: 'late'; ")
 
     run(scenario())
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_together_leaves_nothing_running(is_cancelled: bool) -> None:
-    """If one fails, or the caller is cancelled, the others have ended when this is told."""
+    """If one fails, or the caller is cancelled, the others have ended when this is raised."""
 
     async def scenario() -> None:
         started: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlcore.base.backoff import TOLD_AFTER_S, Backoff, Wait
+from dlcore.base.backoff import REPORTED_AFTER_S, Backoff, Wait
 
 
 def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
@@ -25,7 +25,7 @@ def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> No
 def test_a_long_wait_is_logged_once() -> None:
     """A timer for it may fire early."""
     wait = Wait(100.0)
-    assert not wait.is_due(99.0 + TOLD_AFTER_S)
+    assert not wait.is_due(99.0 + REPORTED_AFTER_S)
     assert wait.is_due(wait.due_s - 0.0005)
     assert not wait.is_due(1000.0)
     assert wait.due_s > 10**9  # no timer is set for it again

@@ -74,7 +74,7 @@ def test_auto_recovery_that_could_not_work_is_refused(key: str, value: float, ru
 
 
 def test_a_number_that_cannot_be_stored_is_refused() -> None:
-    """Of a kind that Python takes for a number, and the stored setting does not."""
+    """A value that Python takes for a number, and the stored setting does not."""
     with pytest.raises(ConfigurationError, match=r"entry_bytes.*65536.*Expected `int"):
         LogSettings.of({"entry_bytes": np.int64(65536)})
     assert LogSettings.of({"entry_bytes": 65536}).entry_bytes == 65536
@@ -150,7 +150,7 @@ def test_a_file_and_a_variable_give_no_number_beyond_all_reason(tmp_path: Path) 
 
 
 def test_a_quorum_takes_its_sizes_in_order() -> None:
-    """As E, Qw and Qa are told everywhere; a wrong one is refused as one with a name."""
+    """As E, Qw and Qa are given everywhere; a wrong one is refused as one with a name."""
     assert QuorumConfig(5, 3, 2) == QuorumConfig(
         ensemble_size=5, write_quorum_size=3, ack_quorum_size=2
     )

@@ -52,9 +52,9 @@ class _Broken:
 def test_a_build_of_uvloop_that_does_not_load_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was installed, so somebody expects it."""
+    """It was installed, therefore its user expects it."""
     monkeypatch.delitem(sys.modules, "uvloop")
     monkeypatch.setattr(sys, "meta_path", [_Broken(), *sys.meta_path])
     event_loop.new_event_loop().close()
-    (told,) = caplog.records
-    assert (told.levelname, "undefined symbol" in told.message) == ("WARNING", True)
+    (logged,) = caplog.records
+    assert (logged.levelname, "undefined symbol" in logged.message) == ("WARNING", True)

@@ -15,12 +15,12 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         pytest.raises(
             ModuleNotFoundError, match=r"pip install 'distributed-dlog\[cluster\]'"
-        ) as told,
+        ) as found,
         extras.missing_packages_explained(),
     ):
         importlib.import_module("no_such_package.inner")
-    assert told.value.name == "no_such_package"
-    assert isinstance(told.value.__cause__, ModuleNotFoundError)
+    assert found.value.name == "no_such_package"
+    assert isinstance(found.value.__cause__, ModuleNotFoundError)
 
 
 def test_other_packages_keep_their_error() -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from dlcore.base import features
 from dlcore.base.features import (
     FEATURES,
-    UNTOLD,
+    UNKNOWN_RELEASE,
+    Announced,
     Feature,
     Release,
-    Told,
     handshake_bit,
     own_release,
 )
@@ -25,18 +25,18 @@ def test_each_feature_has_a_name_and_a_bit_of_its_own() -> None:
     """A bit for those of the handshake, and none for the others."""
     assert len({each.name for each in FEATURES}) == len(FEATURES)
     for each in FEATURES:
-        assert (each.bit.bit_count() == 1) is (each.told is Told.HANDSHAKE)
+        assert (each.bit.bit_count() == 1) is (each.announced is Announced.HANDSHAKE)
     bits = [each.bit for each in FEATURES if each.bit]
     assert len(set(bits)) == len(bits)
     assert [handshake_bit(name) for name in ("read-held", "authorize")] == [1, 2]
 
 
-def test_a_release_tells_the_features_that_are_told_in_registrations(
+def test_a_release_lists_the_features_that_registrations_announce(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sorted, and none of the wire."""
     new = [
-        Feature(name=name, since="9.0.0", gates="a format", told=Told.REGISTRATION)
+        Feature(name=name, since="9.0.0", gates="a format", announced=Announced.REGISTRATION)
         for name in ("newer", "cold")
     ]
     monkeypatch.setattr(features, "FEATURES", (*FEATURES, *new))
@@ -45,7 +45,7 @@ def test_a_release_tells_the_features_that_are_told_in_registrations(
     assert list(own.features) == sorted(own.features)
     assert "read-held" not in own.features
     assert own.lacks(["cold", "b", "a"]) == ("a", "b")
-    assert UNTOLD.lacks(own.features) == own.features
+    assert UNKNOWN_RELEASE.lacks(own.features) == own.features
     assert Release(features=("a",)).lacks([]) == ()
 
 
@@ -53,7 +53,7 @@ def test_the_page_of_operators_has_each_feature_that_is_finalized() -> None:
     """With the first release that has it."""
     page = (Path(__file__).parents[3] / "docs" / "upgrading.md").read_text(encoding="utf-8")
     for each in FEATURES:
-        if each.told is Told.REGISTRATION:
+        if each.announced is Announced.REGISTRATION:
             assert f"| `{each.name}` | {each.since} |" in page
 
 

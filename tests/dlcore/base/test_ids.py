@@ -98,7 +98,7 @@ def test_another_id_of_a_log_is_refused_with_the_reason(log_id: str) -> None:
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_name_or_refused(name: str) -> None:
-    """What is accepted is accepted again, unchanged, and is printable without spaces."""
+    """An accepted name is accepted again, unchanged, and is printable without spaces."""
     try:
         valid = validate_log_name(name)
     except InvalidLogNameError:

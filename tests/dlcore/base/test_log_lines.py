@@ -25,7 +25,7 @@ PACKAGES = ("bookie", "dlcore", "dlspark")
 LEVELS = ("warning", "error", "exception", "critical", "log")
 
 
-def told(formatter: logging.Formatter, *args: object, failed: bool = False) -> str:
+def formatted(formatter: logging.Formatter, *args: object, failed: bool = False) -> str:
     """Return what a logger with the formatter writes of a message."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -39,10 +39,10 @@ def told(formatter: logging.Formatter, *args: object, failed: bool = False) -> s
 
 def test_a_name_begins_no_line_of_a_plain_log() -> None:
     """Whatever ends a line or steers a terminal is shown; a traceback is indented."""
-    (line,) = told(PlainLines(), FORGED).splitlines()
+    (line,) = formatted(PlainLines(), FORGED).splitlines()
     end = r"log=clicks\n2026-11-26 ERROR bookie \x1b[31mgone\r\u2028\x85\x7f waits"
     assert re.fullmatch(r"\S+ \S+ WARNING dlcore.log " + re.escape(end), line)
-    first, *rest = told(PlainLines(), "a", failed=True).splitlines()
+    first, *rest = formatted(PlainLines(), "a", failed=True).splitlines()
     assert first.endswith("WARNING dlcore.log log=a waits")
     assert rest
     assert all(each.startswith("    ") for each in rest)
@@ -54,7 +54,7 @@ def test_a_name_begins_no_line_of_a_plain_log() -> None:
 def test_a_json_log_is_one_object_on_each_line() -> None:
     """With time, level, place, message and process; the text is what it was."""
     lines = lines_of("json", Process("bookie", "b\n1"))
-    written = told(lines, FORGED) + told(lines, "a", failed=True)
+    written = formatted(lines, FORGED) + formatted(lines, "a", failed=True)
     assert written.isascii()
     first, second = map(json.loads, written.splitlines())
     assert (first["level"], first["logger"]) == ("warning", "dlcore.log")

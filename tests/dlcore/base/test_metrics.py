@@ -47,7 +47,7 @@ def test_only_the_busiest_names_are_exported() -> None:
     """The first call knows no rates; a new name and one that began again count from 0."""
     top = TopRates(2)
     assert top.take({"a": 100.0, "b": 50.0}, now_s=10.0) == []
-    told = top.take({"a": 110.0, "b": 30.0, "c": 10.0, "d": 0.0}, now_s=20.0)
-    assert told == [("b", 3.0), ("c", 1.0)]
+    taken = top.take({"a": 110.0, "b": 30.0, "c": 10.0, "d": 0.0}, now_s=20.0)
+    assert taken == [("b", 3.0), ("c", 1.0)]
     assert top.take({"a": 111.0}, now_s=20.0) == []
     assert top.take({"a": 121.0}, now_s=25.0) == [("a", 2.0)]

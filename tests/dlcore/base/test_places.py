@@ -10,7 +10,7 @@ from tests.fixtures.aio import run
 
 
 class Holder:
-    """A task that holds a place from when it gets one until it is told to leave."""
+    """A task that holds a place from when it gets one until it must leave."""
 
     def __init__(self, places: Places) -> None:
         self.has_it = False
@@ -64,7 +64,7 @@ def test_more_places_let_those_in_who_wait() -> None:
 
 
 def test_fewer_places_are_reached_as_holders_leave() -> None:
-    """Nobody is put out, and nobody comes in until there are few enough."""
+    """No holder is put out, and no new one is admitted until there are few enough."""
 
     async def scenario() -> None:
         places = Places(4)
@@ -88,7 +88,7 @@ def test_fewer_places_are_reached_as_holders_leave() -> None:
     run(scenario())
 
 
-def test_who_is_cancelled_leaves_no_place_taken() -> None:
+def test_a_cancelled_task_leaves_no_place_taken() -> None:
     """While it waits, or at the moment at which it is let in."""
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Logs that nobody can fill."""
+"""Logs that no client can fill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import connection
-from dlcore.access import tls_refusals
+from dlcore.base.access import tls_refusals
 from dlcore.base.seldom import PERIOD_S, Seldom, SeldomHandler
 from tests.fixtures.bookie_process import REPOSITORY
 
@@ -36,16 +36,16 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO, SimpleNamespace]]:
     handler.close()
 
 
-def test_some_of_a_kind_are_told_and_the_rest_counted() -> None:
+def test_some_of_a_kind_are_written_and_the_rest_counted() -> None:
     """In each period anew; one kind does not cost another one its turn."""
     seldom = Seldom(2, period_s=10)
-    assert [seldom.is_told("a", now_s=0) for _ in range(5)] == [True, True, False, False, False]
-    assert seldom.is_told("b", now_s=1)
+    assert [seldom.is_written("a", now_s=0) for _ in range(5)] == [True, True, False, False, False]
+    assert seldom.is_written("b", now_s=1)
     assert seldom.left_out(now_s=9) == {}
     assert seldom.left_out(now_s=10) == {"a": 3}
     assert seldom.left_out(now_s=20) == {}
     assert not seldom._periods
-    assert seldom.is_told("a", now_s=21)
+    assert seldom.is_written("a", now_s=21)
 
 
 def test_a_flood_of_refusals_is_a_few_lines(
@@ -66,7 +66,7 @@ def test_a_flood_of_refusals_is_a_few_lines(
     ]
 
 
-def test_what_was_left_out_is_told_at_the_end(
+def test_the_number_of_left_out_lines_is_written_at_the_end(
     log: tuple[logging.Logger, io.StringIO, SimpleNamespace],
 ) -> None:
     """Also if nothing else is logged any more; debugging is not limited."""
@@ -96,9 +96,9 @@ def test_the_reasons_of_refused_certificates_are_counted(caplog: pytest.LogCaptu
     """Each reason once in a minute, and how many more there were."""
     error = ssl.SSLError(1, "[SSL: PEER_DID_NOT_RETURN_A_CERTIFICATE]")
     error.reason = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
-    told = Seldom(1)
+    seldom = Seldom(1)
     for now_s in (0.0, 1.0, 2.0, PERIOD_S):
-        tls_refusals._tell(error, told, now_s=now_s)
+        tls_refusals._log(error, seldom, now_s=now_s)
     assert [each.getMessage()[:60] for each in caplog.records] == [
         "a client without a certificate is not let in: expected one s",
         "2 more like this were left out: a client without a certifica",

@@ -29,8 +29,8 @@ hangs()
 NAME = r"/memfd:dlog bookie b\n1xxx"
 
 
-def test_settings_and_stacks_are_told() -> None:
-    """Of a program that hangs, and goes on after the signal."""
+def test_settings_and_stacks_are_reported() -> None:
+    """The program hangs, and goes on after the signal."""
     command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -64,7 +64,7 @@ def test_after_an_error_nothing_is_left(tmp_path: Path, error: BaseException) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
     """And not with that of the file beside it."""
     path = tmp_path / "no" / "new"
     with pytest.raises(FileNotFoundError) as raised, whole_file(path):
@@ -84,7 +84,7 @@ def test_a_killed_process_leaves_no_half_file_under_the_name(tmp_path: Path) -> 
     assert path.read_bytes() == b"whole"
 
 
-def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_file_and_leaves_nothing(tmp_path: Path) -> None:
     """Method: a command under a limit on the size of files, at which a first write is short."""
     folder = tmp_path / "cluster"
     command = ["secure", "init", str(folder), "--uri", "distributedlog://zk/dlog"]
@@ -111,24 +111,24 @@ def test_a_name_is_given_to_what_is_synced_and_is_synced_then(
     done: list[str] = []
     sync, link, rename = os.fsync, Path.hardlink_to, Path.rename
 
-    def told_sync(descriptor: int) -> None:
+    def noted_sync(descriptor: int) -> None:
         done.append("sync of " + Path(f"/proc/self/fd/{descriptor}").readlink().suffix)
         sync(descriptor)
 
-    def told_link(new: Path, old: Path) -> None:
+    def noted_link(new: Path, old: Path) -> None:
         done.append("name")
         link(new, old)
 
     def no_link(_new: Path, _old: Path) -> None:
         raise PermissionError(errno.EPERM, "no hard links here")
 
-    def told_rename(old: Path, new: Path) -> Path:
+    def noted_rename(old: Path, new: Path) -> Path:
         done.append("name")
         return rename(old, new)
 
-    monkeypatch.setattr(os, "fsync", told_sync)
-    for method, told in (("hardlink_to", told_link), ("rename", told_rename)):
-        monkeypatch.setattr(Path, method, told)
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    for method, reason in (("hardlink_to", noted_link), ("rename", noted_rename)):
+        monkeypatch.setattr(Path, method, reason)
         folder = tmp_path / f"{method}.folder"
         folder.mkdir()
         with whole_file(folder / "new") as file:

@@ -1,4 +1,4 @@
-"""The books of a stream: what is told never falls, and is never above what is durable."""
+"""The books of a stream: the acknowledged count never falls, and is never above the durable one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_room(acks: StreamAcks) -> bool:
 
 
 def test_nothing_is_acknowledged_before_it_is_durable() -> None:
-    """What was accepted is nobody's yet."""
+    """An accepted batch is not acknowledged yet."""
     acks = books()
     assert settled(acks)
     acks.accepted(3, 30)
@@ -35,7 +35,7 @@ def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     assert acks.next_ack() == Ack(3, DLSN(1, 0, 2))
     assert acks.next_ack() is None
     assert settled(acks)
-    assert repr(acks) == "<StreamAcks durable=3 pending=0 told=3>"
+    assert repr(acks) == "<StreamAcks durable=3 pending=0 sent=3>"
 
 
 def test_several_that_are_due_are_one() -> None:
@@ -46,11 +46,11 @@ def test_several_that_are_due_are_one() -> None:
     for entry in range(4):
         acks.durable(DLSN(1, entry, 1))
     assert acks.next_ack() == Ack(8, DLSN(1, 3, 1))
-    assert repr(acks) == "<StreamAcks durable=8 pending=2 told=8>"
+    assert repr(acks) == "<StreamAcks durable=8 pending=2 sent=8>"
 
 
 def test_the_window_is_of_records_and_of_bytes() -> None:
-    """Whichever is full first; it opens with what becomes durable, told or not."""
+    """Whichever is full first; it opens with what becomes durable, acknowledged or not."""
     by_records, by_bytes = books(records=4), books(size_bytes=100)
     by_records.accepted(3, 1)
     by_bytes.accepted(1, 99)
@@ -71,7 +71,7 @@ def test_any_order_of_events_keeps_the_books() -> None:
     """A thousand random streams, each beside a list of what it sent."""
     for seed in range(1000):
         rng = random.Random(seed)
-        acks, sent, durable, told = books(), [], 0, 0
+        acks, sent, durable, acked = books(), [], 0, 0
         for _ in range(rng.randrange(1, 40)):
             event = rng.choice(("accept", "durable", "tell"))
             if event == "accept" and acks.has_room:
@@ -83,8 +83,8 @@ def test_any_order_of_events_keeps_the_books() -> None:
             elif event == "tell":
                 ack = acks.next_ack()
                 known = sum(sent[:durable])
-                assert (ack is None) == (known == told), seed
+                assert (ack is None) == (known == acked), seed
                 if ack is not None:
                     assert ack == Ack(known, DLSN(1, durable - 1, 0)), seed
-                    told = ack.records
-        assert acks.is_settled == (told == sum(sent)), seed
+                    acked = ack.records
+        assert acks.is_settled == (acked == sum(sent)), seed

@@ -44,9 +44,9 @@ def test_a_proxy_lists_and_performs_them() -> None:
     async def scenario(served: Proxies) -> None:
         client = await served.start()
         for each in ACTIONS:
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.act(each.name, later=1)
-            assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert described(each) in str(told.value.details())
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert described(each) in str(refused.value.details())
 
     with_proxies()(scenario)

@@ -54,13 +54,13 @@ def test_records_wait_for_others_up_to_a_message() -> None:
 
 
 def test_positions_of_what_is_side_by_side() -> None:
-    """Of the others it is only known that they are there."""
+    """The others are only known to be there."""
     box = outbox()
     for number in range(4):
         box.add_record(number, b"", str(number))
     assert sizes(box) == [(0, 4)]
-    told = box.acknowledged(3, [(3, End(4, "2:5:9", 2))])
-    assert told == [("0", None), ("1", None), ("2", DLSN(2, 5, 8)), ("3", DLSN(2, 5, 9))]
+    acknowledged = box.acknowledged(3, [(3, End(4, "2:5:9", 2))])
+    assert acknowledged == [("0", None), ("1", None), ("2", DLSN(2, 5, 8)), ("3", DLSN(2, 5, 9))]
     assert not box.add_barrier("nothing is pending")
     box.add_batch(rows(2), "a")
     box.add_batch(rows(1), "b")
@@ -73,7 +73,7 @@ def test_positions_of_what_is_side_by_side() -> None:
     assert not box.has_in_flight
 
 
-def test_what_was_never_sent_cannot_be_acknowledged() -> None:
+def test_unsent_records_cannot_be_acknowledged() -> None:
     """A proxy that says so is not believed."""
     box = outbox()
     with pytest.raises(UnexpectedError, match="up to sequence 0, but -1 is the last sent"):
@@ -87,7 +87,7 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
 
 
 def test_a_new_stream_begins_with_what_is_not_durable() -> None:
-    """What it is told to be durable is not sent again."""
+    """Messages that the proxy reports as durable are not sent again."""
     box = outbox()
     for name in "abc":
         box.add_batch(rows(2), name)
@@ -103,8 +103,8 @@ def test_a_new_stream_begins_with_what_is_not_durable() -> None:
     assert box.drain() == ["open"]
 
 
-def test_what_a_lost_stream_sent_is_in_doubt() -> None:
-    """What one refused that nothing was sent on before is not, and is numbered anew."""
+def test_records_of_a_lost_stream_are_in_doubt() -> None:
+    """Messages of a first stream that was refused are not, and are numbered anew."""
     box, doubts = outbox(first=7), []
     box.add_batch(rows(2), "a")
     box.add_batch(rows(3), "b")
@@ -128,7 +128,7 @@ def test_what_a_lost_stream_sent_is_in_doubt() -> None:
     assert (box.next_sequence, box.first) == (6, 5)
 
 
-def test_what_is_too_large_is_sent_in_parts() -> None:
+def test_a_batch_that_is_too_large_is_sent_in_parts() -> None:
     """A waiting caller gets the result of its record's part; a part in doubt stays so."""
     box = outbox(bytes_max=2**30)
     for number in range(5):
@@ -144,8 +144,8 @@ def test_what_is_too_large_is_sent_in_parts() -> None:
         ("0", DLSN(1, 0, 0)),
         ("1", DLSN(1, 0, 1)),
     ]
-    told = box.acknowledged(4, [(4, End(5, "1:1:2", 3))])
-    assert told == [(f"{2 + slot}", DLSN(1, 1, slot)) for slot in range(3)]
+    acknowledged = box.acknowledged(4, [(4, End(5, "1:1:2", 3))])
+    assert acknowledged == [(f"{2 + slot}", DLSN(1, 1, slot)) for slot in range(3)]
     assert box.is_in_doubt
     box.begin_again()
     assert not box.split()
@@ -153,7 +153,7 @@ def test_what_is_too_large_is_sent_in_parts() -> None:
     assert (box.is_in_doubt, box.pending_bytes, box.sent_bytes) == (False, 0, 0)
 
 
-def test_what_is_pending_is_counted_until_it_is_acknowledged() -> None:
+def test_pending_records_count_until_they_are_acknowledged() -> None:
     """A record by its price, a batch by its size; bounds are for the caller to require."""
     box = outbox(bytes_max=4000)
     box.add_record(0, b"xyz", "")
@@ -173,10 +173,10 @@ def test_what_is_pending_is_counted_until_it_is_acknowledged() -> None:
 
 @given(seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=50)
-def test_each_record_is_told_once_and_in_order(seed: int) -> None:
+def test_each_record_is_acknowledged_once_and_in_order(seed: int) -> None:
     """Whatever is sent again, and acknowledged by whichever stream."""
     chance = random.Random(seed)
-    box, added, told, taken = outbox(), 0, [], 0
+    box, added, acknowledged, taken = outbox(), 0, [], 0
     while added < 200 or len(box):
         match chance.randrange(4):
             case 0 if added < 200:
@@ -195,9 +195,9 @@ def test_each_record_is_told_once_and_in_order(seed: int) -> None:
                 first = added - len(box)
                 taken = max(taken, chance.randrange(first, max(first + 12, added)))
                 with contextlib.suppress(UnexpectedError):  # it was not sent so far
-                    told += box.acknowledged(taken)
+                    acknowledged += box.acknowledged(taken)
                 taken = added - len(box)
         box.validate()
-    names = [int(name) for name, _ in told]
+    names = [int(name) for name, _ in acknowledged]
     assert names == sorted(set(names))
     assert not len(box)

@@ -84,8 +84,8 @@ class Harness:
             if isinstance(event, Write):
                 effects += self.machine.write(*event)
             else:
-                told = event(self.now) if isinstance(event, type) else event
-                effects += self.machine.handle(told)
+                given = event(self.now) if isinstance(event, type) else event
+                effects += self.machine.handle(given)
             self.machine.validate()
         return effects
 
@@ -132,7 +132,7 @@ def sequences(effects: Sequence[Any]) -> list[int | None]:
     return [sequence_of(each) for each in sent]
 
 
-def told(effects: Sequence[Any]) -> list[tuple[str, DLSN | None]]:
+def acknowledged(effects: Sequence[Any]) -> list[tuple[str, DLSN | None]]:
     """Return the answers to callers."""
     return [each for effect in effects if isinstance(effect, Progress) for each in effect.answers]
 
@@ -157,7 +157,7 @@ def test_records_are_gathered_sent_and_acknowledged() -> None:
     assert client.tell(Write(3, b"c", "c")) == []  # the message before is still being sent
     assert sequences(client.tell(Sent)) == [2]
     ends = [End(2, "1:0:1", 2), End(3, "1:1:0", 1)]
-    assert told(client.hear(acked=3, ends=ends)) == [
+    assert acknowledged(client.hear(acked=3, ends=ends)) == [
         ("a", DLSN(1, 0, 0)),
         ("b", DLSN(1, 0, 1)),
         ("c", DLSN(1, 1, 0)),
@@ -170,15 +170,15 @@ def test_records_are_gathered_sent_and_acknowledged() -> None:
 def test_a_flush_is_answered_when_all_is_durable() -> None:
     """At once if there is nothing to wait for."""
     client = Harness().begun()
-    assert told(client.tell(Flush("now"))) == [("now", None)]
+    assert acknowledged(client.tell(Flush("now"))) == [("now", None)]
     client.tell(WriteBatch(ROWS, "rows"))
     assert client.tell(Flush("later")) == []
     client.tell(SendDue, Sent)
-    assert told(client.hear(acked=2)) == [("rows", None), ("later", None)]
+    assert acknowledged(client.hear(acked=2)) == [("rows", None), ("later", None)]
 
 
 def test_the_window_of_the_proxy_is_kept_to() -> None:
-    """What it does not allow is sent after an acknowledgement; other replies change nothing."""
+    """Messages beyond the window are sent after an acknowledgement; other replies do not count."""
     client = Harness().begun(window_bytes=1)
     assert sequences(client.write("a", "b")) == [0]
     assert client.hear(throttled_ms=5) == []
@@ -191,7 +191,7 @@ def test_a_message_that_is_too_long_is_split() -> None:
     client.tell(WriteBatch(batch_of([0] * 4, [bytes(500)] * 4), "rows"))
     effects = client.tell(SendDue, Sent, Sent, Sent, Sent)
     assert sequences(effects) == [0, 1, 2, 3]
-    assert told(client.hear(acked=3)) == []
+    assert acknowledged(client.hear(acked=3)) == []
     client.tell(WriteBatch(batch_of([0], [bytes(2000)]), "long"))
     assert ended(client.tell(SendDue)) == (LogRecordTooLongError, ["rows", "long"])
     assert (client.state, client.machine.lost) == (ClientState.FAILED, 2)
@@ -205,12 +205,12 @@ def test_a_stream_is_for_one_schema() -> None:
     client.tell(WriteBatch(other, "b"))
     assert client.tell(SendDue) == []
     progress, closing, opening, _ = client.hear(acked=1)
-    assert (told([progress]), closing) == ([("a", None)], Call.CLOSE_STREAM)
+    assert (acknowledged([progress]), closing) == ([("a", None)], Call.CLOSE_STREAM)
     assert opening == OpenStream(CLAIM, other.schema, msgspec.UNSET)
     assert sequences(client.ready(0)) == [1]
 
 
-def test_what_a_lost_stream_sent_is_sent_again() -> None:
+def test_records_of_a_lost_stream_are_sent_again() -> None:
     """With the same sequences, behind what the log has by then."""
     client = Harness().begun()
     client.write("a", "b", "c")
@@ -221,10 +221,10 @@ def test_what_a_lost_stream_sent_is_sent_again() -> None:
     opening, _ = client.tell(RetryDue)
     assert opening.producer == CLAIM
     effects = client.ready(0)
-    assert told(effects) == [("a", None)]
+    assert acknowledged(effects) == [("a", None)]
     effects += client.tell(Sent, Sent)
     assert sequences(effects) == [1, 2, 3]
-    assert told(client.hear(acked=3)) == [(each, None) for each in "bcd"]
+    assert acknowledged(client.hear(acked=3)) == [(each, None) for each in "bcd"]
     client.tell(LOST)
     assert client.tell(RetryDue) == [Progress(())]  # earlier failures count no more
     assert client.state is ClientState.IDLE
@@ -247,7 +247,7 @@ def test_redirections_are_followed() -> None:
     client.tell(Write(0, b"b", "b"))
     assert client.hear(draining=Draining("grpc://two:1")) == [Call.END_SENDING]
     assert client.tell(SendDue) == []  # it takes no more
-    assert told(client.hear(acked=1)) == [("a", None)]
+    assert acknowledged(client.hear(acked=1)) == [("a", None)]
     moved = LogElsewhereError("it is elsewhere")
     _, retry = client.tell(StreamEnded(moved, True, retry_after_s=2.0))
     assert retry == Retry(moved, "grpc://two:1", 2.0)
@@ -312,7 +312,7 @@ def test_a_forgotten_writer_takes_another_name(acked: int) -> None:
     new = msgspec.structs.replace(CLAIM, name="_p-1", base=5)
     effects = client.ready(4, new) + client.tell(Sent)
     assert sequences(effects) == [5, 6]
-    assert told(client.hear(acked=2)) == [("c", None), ("d", None)]
+    assert acknowledged(client.hear(acked=2)) == [("c", None), ("d", None)]
 
 
 def test_a_log_that_knows_less_than_it_acknowledged_has_forgotten() -> None:
@@ -364,7 +364,7 @@ def test_first_records_in_doubt_are_not_sent_to_a_log_that_may_have_forgotten(
             assert sequences(effects) == [0]
 
 
-def test_what_no_proxy_may_say_ends_the_machine() -> None:
+def test_an_answer_that_no_proxy_may_give_ends_the_machine() -> None:
     """No claim, and an acknowledgement of what was not sent."""
     client = Harness()
     client.tell(Begin)
@@ -392,8 +392,8 @@ def test_a_record_without_room_changes_nothing() -> None:
     assert client.machine.outbox.has_room
 
 
-def test_what_is_over_takes_no_record() -> None:
-    """At once, although many records were admitted before; a failure counts as told then."""
+def test_an_ended_machine_takes_no_record() -> None:
+    """At once, although many records were admitted before; a failure counts as reported then."""
     client = Harness().begun()
     client.tell(Write(0, b"", "a"), SendDue, Write(0, b"", "b"))
     assert client.tell(Close) == []
@@ -404,10 +404,10 @@ def test_what_is_over_takes_no_record() -> None:
     client = Harness().begun()
     client.write("a")
     client.tell(Fail(UnexpectedError("broke")))
-    known = [client.machine.was_told]
+    known = [client.machine.is_error_reported]
     with pytest.raises(WriteError, match="takes no more records: UnexpectedError: broke"):
         client.tell(Write(0, b"", "b"))
-    known.append(client.machine.was_told)
+    known.append(client.machine.is_error_reported)
     assert known == [False, True]
     with pytest.raises(WriteError):
         client.tell(WriteBatch(ROWS, "b"))
@@ -419,7 +419,7 @@ def test_a_close_ends_the_stream_in_order() -> None:
     client.write("a")
     assert client.tell(Close) == []
     progress, *ending = client.hear(acked=1)
-    assert (told([progress]), ending) == ([("a", None)], [Call.END_SENDING])
+    assert (acknowledged([progress]), ending) == ([("a", None)], [Call.END_SENDING])
     assert client.hear(draining=Draining()) == []
     assert client.tell(LOST) == [Call.CLOSE_STREAM, Ended(None)]
     assert client.tell(Abort(WriteCancelledError("late"))) == []
@@ -445,7 +445,7 @@ def test_a_close_without_a_stream_closes_at_once() -> None:
 
 @pytest.mark.parametrize("state", ["idle", "opening", "sending", "paused"])
 def test_an_abort_refuses_all_callers(state: str) -> None:
-    """So does the end of the patience."""
+    """The end of the patience does the same."""
     client = Harness()
     if state != "idle":
         client.tell(Begin)
@@ -484,7 +484,7 @@ def test_a_conditional_append_is_one_message() -> None:
     assert effects[-1] is Call.END_SENDING
     assert client.tell(Sent) == []
     effects = client.hear(acked=2, ends=[End(2, "1:1:1", 2)])
-    assert told(effects) == [("rows", DLSN(1, 1, 1))]
+    assert acknowledged(effects) == [("rows", DLSN(1, 1, 1))]
     assert ended(effects) == (None, [])
 
 
@@ -497,8 +497,10 @@ def test_a_conditional_append_is_repeated_for_its_position() -> None:
     assert retry.location == "grpc://two:1"
     client.tell(RetryDue)
     effects = client.ready(1)
-    assert (told(effects), sequences(effects)) == ([], [0])
-    assert told(client.hear(acked=2, ends=[End(2, "1:0:1", 2)])) == [("rows", DLSN(1, 0, 1))]
+    assert (acknowledged(effects), sequences(effects)) == ([], [0])
+    assert acknowledged(client.hear(acked=2, ends=[End(2, "1:0:1", 2)])) == [
+        ("rows", DLSN(1, 0, 1))
+    ]
 
 
 def test_a_conditional_append_fails_as_a_whole() -> None:
@@ -540,7 +542,7 @@ def test_an_append_with_a_claim_is_one_message() -> None:
     assert opening.producer == CLAIM
     client.ready()
     effects = client.hear(acked=2, ends=[End(2, "1:1:1", 2)])
-    assert told(effects) == [("rows", DLSN(1, 1, 1))]
+    assert acknowledged(effects) == [("rows", DLSN(1, 1, 1))]
     assert ended(effects) == (None, [])
 
 
@@ -549,8 +551,10 @@ def test_an_append_with_a_claim_that_the_log_holds_is_sent_for_its_position() ->
     for last in (1, 0, -1):
         client = claimed()
         effects = client.ready(last)
-        assert (told(effects), sequences(effects)) == ([], [0])
-        assert told(client.hear(acked=2, ends=[End(2, "1:0:1", 1)])) == [("rows", DLSN(1, 0, 1))]
+        assert (acknowledged(effects), sequences(effects)) == ([], [0])
+        assert acknowledged(client.hear(acked=2, ends=[End(2, "1:0:1", 1)])) == [
+            ("rows", DLSN(1, 0, 1))
+        ]
 
 
 def test_a_claim_that_is_not_the_logs_fails() -> None:

@@ -74,7 +74,7 @@ def test_every_accepted_record_is_in_the_log_once(
         needs_owner = not model.is_owned(state)
         model.scope = replace(calm, takeovers=state.takeovers + needs_owner)
         after = walk(model, state, chance)
-        assert after is not None, "nobody can do anything"
+        assert after is not None, "neither side can do anything"
         state = after
     assert are_done(model, state)
     for number in range(clients):

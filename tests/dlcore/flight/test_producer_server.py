@@ -79,7 +79,7 @@ class Harness:
         return effects
 
     def begun(self) -> Harness:
-        """Return this machine with its stream begun, and the client told."""
+        """Return this machine with its stream begun, which the client knows."""
         self.tell(Signal.BEGIN, Signal.REPLIED)
         return self
 
@@ -105,18 +105,18 @@ def test_a_stream_without_a_producer() -> None:
     (write,) = server.tell(message(2))
     assert (write.batch.num_rows, write.mark, write.expected) == (2, None, msgspec.UNSET)
     assert server.tell(Accepted(2, 0.0)) == [Call.RECEIVE]
-    assert server.tell(BatchDurable(AT)) == []  # the client is not told of the stream yet
+    assert server.tell(BatchDurable(AT)) == []  # the client does not know of the stream yet
     assert server.tell(Signal.REPLIED) == [Reply(PutReply(acked=2, dlsn="1:0:0"))]
     server.accept()
     assert server.tell(Signal.ALL_SENT) == []
     assert server.tell(Signal.REPLIED) == []
     assert acked(server.tell(BatchDurable(None))) == [3]
     assert server.tell(Signal.REPLIED) == [EndStream(None)]
-    assert repr(server.machine) == "<ProducerServer ENDED <StreamAcks durable=3 pending=0 told=3>>"
+    assert repr(server.machine) == "<ProducerServer ENDED <StreamAcks durable=3 pending=0 sent=3>>"
 
 
 def test_empty_batches_are_skipped() -> None:
-    """Nobody is told of them."""
+    """No client learns of them."""
     server = Harness().begun()
     assert server.tell(message(0)) == [Call.RECEIVE]
 
@@ -202,7 +202,7 @@ def framed_garbage() -> bytes:
 
 
 def test_a_released_log_drops_what_comes() -> None:
-    """What was accepted is acknowledged, the client is told, and ends: it knows what is missing."""
+    """Accepted batches are acknowledged; the client learns of it and ends: it knows the rest."""
     server = Harness().begun()
     server.accept(4)
     assert server.state is ServerState.TAKING
@@ -218,13 +218,13 @@ def test_a_released_log_drops_what_comes() -> None:
 
 def test_a_stream_to_a_released_log_may_end_well() -> None:
     """If nothing came after the release."""
-    for is_told in (False, True):
+    for is_final in (False, True):
         server = Harness().begun()
         server.accept()
         server.tell(LogEnding(WriteError("released"), is_lost=False))
-        effects = [] if is_told else server.tell(Signal.ALL_SENT)
+        effects = [] if is_final else server.tell(Signal.ALL_SENT)
         effects += server.tell(BatchDurable(AT), Signal.REPLIED)
-        if is_told:
+        if is_final:
             assert effects[1] == Reply(PutReply(draining=Draining(None)))
             effects = server.tell(Signal.REPLIED, Signal.ALL_SENT)
         assert effects[-1] == EndStream(None)
@@ -253,7 +253,7 @@ def test_a_batch_that_waited_for_a_released_log_is_dropped(error: Exception) -> 
 
 
 def test_a_batch_that_is_accepted_during_the_release_is_acknowledged() -> None:
-    """Also after the client is told."""
+    """Also after the client has learned of it."""
     server = Harness().begun()
     server.tell(message(), LogEnding(MOVED, is_lost=False), Signal.REPLIED)
     assert server.state is ServerState.PARTING
@@ -307,7 +307,7 @@ def test_a_loss_comes_before_a_refusal() -> None:
 
 
 def test_a_log_that_is_released_before_the_producer_begins() -> None:
-    """Its client is told so after it is ready."""
+    """Its client learns of it after it is ready."""
     server = Harness(producer="p")
     assert server.tell(Signal.BEGIN, LogEnding(MOVED, is_lost=False)) == [BeginProducer("p")]
     server.tell(Begun(CLAIM, -1))

@@ -77,7 +77,7 @@ def test_a_path_or_a_command_names_the_log() -> None:
         (command(b'{"log": ".a"}'), InvalidLogNameError, "reserved"),
     ],
 )
-def test_what_names_no_log_is_refused(
+def test_a_batch_that_names_no_log_is_refused(
     descriptor: pb.FlightDescriptor, error: type[ConfigurationError], problem: str
 ) -> None:
     """The error says what was expected."""
@@ -126,7 +126,7 @@ def test_compressed_batches_are_refused() -> None:
 
 
 def test_rows_without_bytes_are_counted() -> None:
-    """Structs without fields have as many as somebody says."""
+    """Structs without fields have as many rows as the message says."""
     schema = pa.schema([("nothing", pa.struct([]))])
     column = pa.StructArray.from_buffers(schema.field(0).type, ROWS_MAX + 1, [None], children=[])
     batch = pa.RecordBatch.from_arrays([column], schema=schema)
@@ -152,7 +152,7 @@ def test_a_batch_that_is_not_whole_is_refused(fields: dict[str, bytes], problem:
 def test_a_header_that_was_seen_tells_nothing_of_the_next_body() -> None:
     """Each batch is as whole as the first one has to be, and kept apart from it."""
     decoder, data = decoder_of(BATCH.schema), data_of(BATCH.serialize())
-    header, body = data.told.data_header, bytes(data.body)
+    header, body = data.data.data_header, bytes(data.body)
     for _ in range(2):
         assert decoder.decode(data).equals(BATCH)
     for other in (body[:-8], body + bytes(8), body[:8] + b"\xff" * 8 + body[16:]):
@@ -176,7 +176,7 @@ def test_messages_of_another_kind_are_refused() -> None:
 def test_a_schema_that_does_not_parse_is_refused() -> None:
     """Names are text."""
     schema = BATCH.schema.serialize()
-    header = data_of(schema).told.data_header.replace(b"value", b"va\xff\xfee")
+    header = data_of(schema).data.data_header.replace(b"value", b"va\xff\xfee")
     with pytest.raises(ConfigurationError, match="the schema does not parse"):
         PutDecoder(data_of(schema, data_header=header))
 
@@ -213,7 +213,7 @@ def test_random_damage_never_gets_through_as_another_error() -> None:
     schema, data = data_of(BATCH.schema.serialize()), data_of(BATCH.serialize())
     refused = 0
     for _ in range(3000):
-        parts = [bytearray(p) for p in (schema.told.data_header, data.told.data_header, data.body)]
+        parts = [bytearray(p) for p in (schema.data.data_header, data.data.data_header, data.body)]
         part = rng.choice(parts)
         for _ in range(rng.randrange(1, 4)):
             part[rng.randrange(len(part))] = rng.randrange(256)
@@ -238,7 +238,7 @@ HEADER, BESIDE, BODY = b"\x12\x02hh", b"\x1a\x01{", b"\xc2\x3e\x03abc"
         (BODY + HEADER + BESIDE, b"abc"),
         (HEADER + b"\xc2\x3e\x01x" + BESIDE + BODY, b"abc"),  # the last one counts
         (HEADER + BESIDE, b""),
-        (b"\x20\x07" + HEADER + BESIDE + BODY, b"abc"),  # a number that nobody knows
+        (b"\x20\x07" + HEADER + BESIDE + BODY, b"abc"),  # an unknown number
         (HEADER + BESIDE * 9 + BODY, b"abc"),
         (b"\xc2\xbe\x80\x80\x00\x00" + HEADER + BESIDE, b""),  # a long way to say a thousand
     ],
@@ -251,8 +251,8 @@ def test_a_message_is_what_the_protobuf_library_says_of_it(
     monkeypatch.setattr(put, "COPIED_BYTES_MAX", copied_bytes_max)
     message, whole = PutMessage.parse(data), pb.FlightData.FromString(data)
     assert bytes(message.body) == whole.data_body == body
-    assert message.told.data_header == whole.data_header == b"hh"
-    assert message.told.app_metadata == whole.app_metadata == b"{"
+    assert message.data.data_header == whole.data_header == b"hh"
+    assert message.data.app_metadata == whole.app_metadata == b"{"
 
 
 def test_a_body_that_comes_last_is_not_copied() -> None:
@@ -272,7 +272,7 @@ def test_a_body_that_comes_last_is_not_copied() -> None:
     ],
 )
 @pytest.mark.parametrize("copied_bytes_max", [0, COPIED_BYTES_MAX])
-def test_what_is_no_message_is_refused(
+def test_bytes_that_are_no_message_are_refused(
     data: bytes, copied_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soon, however long it is."""
@@ -303,5 +303,5 @@ def test_messages_cut_and_changed_at_random_are_taken_as_the_protobuf_library_ta
             continue
         message = PutMessage.parse(bytes(data))
         assert bytes(message.body) == expected.data_body
-        assert message.told.data_header == expected.data_header
+        assert message.data.data_header == expected.data_header
     assert refused > 300

@@ -1,4 +1,4 @@
-"""Tickets: what clients may write, and what they are told of what they may not."""
+"""Tickets: what clients may write, and the errors for all else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_places(place: str, wanted: Wanted) -> None:
         (b'{"log": "' + b"a" * TICKET_BYTES_MAX + b'"}', "expected at most 65,536"),
     ],
 )
-def test_what_is_no_ticket(data: bytes, problem: str) -> None:
+def test_bytes_that_are_no_ticket(data: bytes, problem: str) -> None:
     """The error shows it, says what is wrong, and what would be right."""
     with pytest.raises(ConfigurationError, match=problem) as caught:
         Ticket.decode(data)
@@ -91,7 +91,7 @@ PLACES = st.one_of(
         columns=st.none() | st.lists(st.text()),
     )
 )
-def test_what_is_encoded_is_decoded(ticket: Ticket) -> None:
+def test_an_encoded_ticket_is_decoded(ticket: Ticket) -> None:
     """Also by another process."""
     assert Ticket.decode(ticket.encode()) == ticket
     followed = msgspec.structs.replace(ticket, follow=True, end=None)

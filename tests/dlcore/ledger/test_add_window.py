@@ -71,7 +71,7 @@ def test_an_entry_stays_until_its_whole_write_set_answered() -> None:
 
 
 def test_an_entry_is_stuck_without_positions_that_failed() -> None:
-    """What a failed bookie may still answer is no hope."""
+    """A possible answer of a failed bookie is no hope."""
     window = window_of()
     add = window.append([b"x"])
     add.send(window.positions(0), MEMBERS, {})
@@ -123,7 +123,7 @@ def chosen(*candidates: str, readmitted: str = "") -> ChoiceDue:
     )
 
 
-def test_who_refuses_entries_neither_joins_nor_returns() -> None:
+def test_a_bookie_that_refuses_entries_neither_joins_nor_returns() -> None:
     """Such a bookie would refuse the next entry, too."""
     replacements = replacements_of()
     replacements.fail(1, B, AWAY)

@@ -106,13 +106,13 @@ def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
     planned = bench.planned(bench.listed("ABCD"))
     assert planned == metadata_of((0, "ABC"), (1, "ABD"))
     assert bench.is_changing()
-    assert bench.ok(1, "B") == []  # at Qa, and not told
+    assert bench.ok(1, "B") == []  # at Qa, and not reported
     assert bench.machine.window.last_add_confirmed == 0
     sent = bench.append()
     assert sorted(targets(sent)) == [(3, "A"), (3, "B")]
     effects = bench.stored(planned)
     assert targets(effects) == [(3, "D")]
-    assert not bench.awaits(1, 2, "C")  # its answers are for nobody
+    assert not bench.awaits(1, 2, "C")  # no one waits for its answers
     assert bench.awaits(3, 2, "D")
     assert effects[-1] == complete(1, 1)
     assert bench.ok(2, "A") == [complete(2, 2)]  # the copy counts
@@ -251,13 +251,13 @@ def test_an_append_that_cannot_reach_qa_asks_for_replacements_at_once() -> None:
 
 
 def test_all_failed_at_once_sends_nothing() -> None:
-    """What nobody got goes to the replacement."""
+    """An entry that no bookie got goes to the replacement."""
     bench = Bench("A", quorum=quorum_of(1, 1, 1))
     bench.append(1)
     bench.ok(0, "A")
     assert bench.append() != []
     bench.fail(1, "A")
-    assert bench.append() == []  # nobody left to send to; already looking
+    assert bench.append() == []  # no bookie left to send to; already looking
     planned = bench.planned(bench.listed("B"))
     effects = bench.stored(planned)
     assert effects == [complete(1, 2)]
@@ -287,7 +287,7 @@ def test_a_change_waits_until_those_who_join_hold_what_readers_may_have_been_sho
     assert bench.stored(planned)[-1] == complete(1, 1)
 
 
-def test_what_is_confirmed_meanwhile_needs_no_copy() -> None:
+def test_an_entry_confirmed_meanwhile_needs_no_copy() -> None:
     """It stays in the ensemble that has it."""
     bench = Bench()
     bench.append(1)
@@ -346,8 +346,10 @@ def test_without_others_the_error_says_what_those_who_are_left_out_refused() -> 
     bench.fail(0, "B")
     bench.listed("D")
     assert isinstance(bench.machine.error, NotEnoughBookiesError)
-    told = r"take the place, for new ones refused entries: D.* \(entry of 30 bytes, expected at mos"
-    assert re.search(told, str(bench.machine.error))
+    reason = (
+        r"take the place, for new ones refused entries: D.* \(entry of 30 bytes, expected at mos"
+    )
+    assert re.search(reason, str(bench.machine.error))
 
 
 def test_one_who_failed_to_join_and_joins_later_gets_only_what_it_lacks() -> None:
@@ -380,7 +382,7 @@ def test_a_copy_counts_for_entries_that_have_a_place_there_only() -> None:
     assert [bench.machine.window.adds[each].acks for each in (0, 1, 2)] == [set(), {3}, {3}]
 
 
-def test_a_failed_bookie_is_readmitted_when_nobody_replaces_it() -> None:
+def test_a_failed_bookie_is_readmitted_when_no_other_replaces_it() -> None:
     """It gets what it missed and is still unconfirmed."""
     bench = Bench()
     bench.append(1)
@@ -405,7 +407,7 @@ def test_readmission_is_of_registered_bookies_only() -> None:
     assert effects[-1] == GoOnWithout(frozenset(bookies("A")), 1.0)
 
 
-def test_a_listing_that_nobody_needs_any_more_does_nothing() -> None:
+def test_an_unneeded_listing_does_nothing() -> None:
     """The failure may be gone when the answer comes."""
     bench = Bench()
     assert bench.listed("D") == []
@@ -415,7 +417,7 @@ def test_a_listing_that_nobody_needs_any_more_does_nothing() -> None:
     "error",
     [EntryTooLargeError("big"), BadRequestError("what?"), BookieAccessDeniedError("no right")],
 )
-def test_what_every_bookie_would_refuse_ends_the_writer(error: DLError) -> None:
+def test_an_entry_that_every_bookie_would_refuse_ends_the_writer(error: DLError) -> None:
     """Replacing bookies would go on for ever."""
     bench = Bench()
     bench.append(1)
@@ -452,7 +454,7 @@ def planned_bench() -> tuple[Bench, LedgerMetadata]:
 def test_a_change_that_lost_to_another_client_ends_the_writer(
     state: LedgerState, error: type[DLError]
 ) -> None:
-    """What the metadata says decides."""
+    """The metadata decides."""
     bench, _ = planned_bench()
     (effect,) = bench.read(metadata_of((0, "ABC"), state=state))
     assert isinstance(effect, FailAdds)
@@ -469,7 +471,7 @@ def test_a_change_whose_reply_was_lost_is_recognised() -> None:
     assert bench.machine.metadata == planned
 
 
-def test_a_change_is_made_again_on_top_of_what_somebody_else_stored() -> None:
+def test_a_change_is_made_again_on_top_of_another_clients_value() -> None:
     """A foreign change of something else is kept."""
     bench, planned = planned_bench()
     stored = replace(metadata_of((0, "ABC")), custom={"moved": "yes"})

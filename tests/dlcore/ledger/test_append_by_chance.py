@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from msgspec.structs import replace
 
 from dlcore.base.errors import (
@@ -55,6 +54,7 @@ from tests.fixtures.append_bench import (
     appender_of,
 )
 from tests.fixtures.ledgers import bookie, bookies, metadata_of, quorum_of
+from tests.fixtures.lengths import for_each
 
 METADATA_ERRORS = (*(MetadataConnectionError,) * 4, MetadataVersionError, MetadataError)
 
@@ -182,7 +182,7 @@ class RandomRun:
         return seen
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_each(range(150))
 def test_random_answers_keep_the_promises(seed: int) -> None:
     """Whatever the order of answers, failures, changes and closes."""
     run = RandomRun(seed)

@@ -136,7 +136,7 @@ def test_a_failed_writer_is_closed_by_a_recovery() -> None:
 
 
 def test_a_writer_that_is_given_up_while_it_closes_answers_its_caller() -> None:
-    """Nobody waits for an answer that nobody gives."""
+    """No caller waits for an answer that no bookie gives."""
     error = LedgerClosedError("abandoned")
     bench, _ = storing_bench()
     assert bench.handle(Fail(error)) == [FailAdds(error), CloseEnded(error)]
@@ -265,7 +265,7 @@ def test_a_list_that_is_refused_ends_an_entry_that_waits_for_it(error: DLError) 
     assert bench.handle(CallFailed(Call.LIST_BOOKIES, error, 0.0)) == [FailAdds(error)]
 
 
-def test_a_list_that_nobody_waits_for_may_fail() -> None:
+def test_a_list_without_a_waiting_caller_may_fail() -> None:
     """It is tried again with the next look."""
     bench = Bench()
     bench.append()

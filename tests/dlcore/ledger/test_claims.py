@@ -17,9 +17,9 @@ import pytest
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import EntryRange
 from dlcore.ledger.reading.claims import confirmed_of, vouched_and_claimed
 from dlcore.wire.digest import encode_frame
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledger_cluster import Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
 
@@ -95,7 +95,7 @@ def test_an_entry_forged_billions_ahead_costs_no_look_at_all_before_it() -> None
     assert confirmed_of(quorum_of(3, 3, 2), held, vouched=9, claimed=ahead - 1) == ahead - 1
 
 
-def test_what_two_bookies_tell_is_no_claim() -> None:
+def test_a_lac_of_two_bookies_is_no_claim() -> None:
     """Nor what is below the ensemble's first entry."""
     assert vouched_and_claimed([7, 3, 7], floor=-1) == (7, 7)
     assert vouched_and_claimed([7, 3, 5], floor=-1) == (5, 7)
@@ -105,7 +105,7 @@ def test_what_two_bookies_tell_is_no_claim() -> None:
 
 
 async def ledger_of_ten(cluster: Cluster, quorum: QuorumConfig) -> LedgerWriter:
-    """Return a ledger of ten entries whose writer lives, and has told its LAC."""
+    """Return a ledger of ten entries whose writer lives, and has published its LAC."""
     writer = await cluster.client.create_ledger(quorum)
     await write(writer, 10)
     await writer.publish_lac()
@@ -131,7 +131,7 @@ def forge(cluster: Cluster, writer: LedgerWriter, lac: int, *, is_add: bool) -> 
 @pytest.mark.parametrize("is_add", [False, True], ids=["lac", "add"])
 @pytest.mark.parametrize("lac", CLAIMS)
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (4, 2, 2)])
-def test_a_forged_lac_keeps_nobody_from_reading_or_recovering(
+def test_a_forged_lac_stops_no_read_and_no_recovery(
     sizes: tuple[int, int, int], lac: int, *, is_add: bool
 ) -> None:
     """The ledger ends with the last entry that was written, all of it readable."""
@@ -152,7 +152,7 @@ def test_a_forged_lac_keeps_nobody_from_reading_or_recovering(
 
 
 @pytest.mark.parametrize("lac", CLAIMS)
-def test_who_follows_the_bookie_that_lies_goes_on(lac: int) -> None:
+def test_a_follower_of_the_bookie_that_lies_goes_on(lac: int) -> None:
     """With what was written since, and what comes."""
 
     async def scenario(cluster: Cluster) -> None:

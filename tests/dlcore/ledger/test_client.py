@@ -27,7 +27,7 @@ from tests.fixtures.ledgers import quorum_of
 
 @pytest.mark.parametrize("quorum", [(3, 3, 2), (4, 2, 2), (4, 3, 2), (1, 1, 1), (4, 4, 4)])
 def test_write_close_read(quorum: tuple[int, int, int]) -> None:
-    """What was acknowledged is in the closed ledger, with its length, striped or not."""
+    """Acknowledged entries are in the closed ledger, with its length, striped or not."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(quorum_of(*quorum), custom={"log": "clicks"})
@@ -164,7 +164,7 @@ def test_without_a_spare_it_goes_on_and_takes_the_bookie_back() -> None:
 
 
 def test_too_many_dead_bookies_end_the_writer_and_a_recovery_decides_the_end() -> None:
-    """What was not acknowledged may be in the ledger: a reader may have been shown it."""
+    """Unacknowledged entries may be in the ledger: a reader may have seen them."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -254,7 +254,7 @@ def test_recovery_fences_the_writer_for_good() -> None:
 
 
 def test_a_writer_with_nothing_to_append_learns_of_its_fencing_when_it_closes() -> None:
-    """IN_RECOVERY in the metadata means that somebody else decides about the end."""
+    """IN_RECOVERY in the metadata means that another client decides about the end."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -389,7 +389,7 @@ def test_recovery_that_cannot_tell_the_length_aborts() -> None:
 
 
 def test_concurrent_recoverers_agree() -> None:
-    """However many, in one process or several; one that is cancelled disturbs nobody."""
+    """However many, in one process or several; one that is cancelled disturbs no other."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -457,7 +457,7 @@ def test_adds_within_the_ensemble_go_on_without_the_metadata_store() -> None:
         await write(writer, 5)
         cluster.member(writer, 0).stop()
         await write(writer, 5)
-        await asyncio.sleep(1.0)  # somebody looks for a replacement meanwhile
+        await asyncio.sleep(1.0)  # the writer looks for a replacement meanwhile
         await write(writer, 5)
         cluster.store.reconnect()
         await asyncio.sleep(10.0)

@@ -35,7 +35,7 @@ FRAME = encode_frame(
 
 
 def test_round_trip() -> None:
-    """What goes in comes out, without a copy of the body."""
+    """The content comes out as it went in, without a copy of the body."""
     entry = decode_frame(FRAME, ledger_id=3, entry_id=17)
     assert (entry.ledger_id, entry.entry_id) == (3, 17)
     assert (entry.last_add_confirmed, entry.ledger_bytes) == (16, 1000)
@@ -109,7 +109,7 @@ def run_of(frames: list[bytes]) -> FrameRun:
 
 
 def test_the_checksum_of_frames_is_zero() -> None:
-    """Of one, and of any number of them in a row: so one pass verifies them."""
+    """One frame, or any number of them in a row: one pass verifies them."""
     assert crc32c.crc32c(FRAME) == 0
     assert crc32c.crc32c(b"".join(FRAMES)) == 0
 

@@ -12,7 +12,6 @@ import pytest
 
 from dlcore.base.errors import ConfigurationError, LedgerNotFoundError, LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import HeldEntries
 from dlcore.ledger.reading.follow import (
     TRANSITIONS,
     AskMembers,
@@ -23,8 +22,8 @@ from dlcore.ledger.reading.follow import (
     CheckLac,
     Control,
     Effect,
+    EndFound,
     EndRead,
-    EndTold,
     Event,
     Fail,
     Follow,
@@ -45,6 +44,7 @@ from dlcore.ledger.reading.follow import (
     Tick,
     TickAt,
 )
+from dlcore.wire.port import HeldEntries
 from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_the_first_step_reports_the_lac_and_carries_what_came_with_it() -> None:
     assert waiting(first=9, lac=4).state is FollowState.WAITING
 
 
-def test_what_comes_while_the_caller_waits_is_offered() -> None:
+def test_entries_that_come_while_the_caller_waits_are_offered() -> None:
     """Taken entries are in no step; a step brings the others."""
     bench = waiting()
     assert bench.push(0, 1, lac=1) == [Offer(entries(0, 1))]
@@ -158,7 +158,7 @@ def test_an_entry_above_the_lac_is_handed_out_once_it_is_confirmed() -> None:
     """It is read then, and a repeated or unordered push does no harm."""
     bench = waiting()
     assert bench.push(2, 1, 0, 1, lac=1) == [Offer(entries(0, 1))]
-    assert bench.handle(EndTold(2)) == [ReadRange(2, 2)]
+    assert bench.handle(EndFound(2)) == [ReadRange(2, 2)]
     assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2)]
 
 
@@ -181,9 +181,9 @@ def test_gaps_are_read_from_any_replica() -> None:
 def test_an_end_that_the_caller_found_is_read_up_to() -> None:
     """Not below what is known, and at once only if the caller waits."""
     bench = waiting()
-    assert bench.handle(EndTold(1)) == [ReadRange(0, 1)]
-    assert bench.handle(EndTold(1)) == []
-    assert bench.handle(EndTold(2)) == []
+    assert bench.handle(EndFound(1)) == [ReadRange(0, 1)]
+    assert bench.handle(EndFound(1)) == []
+    assert bench.handle(EndFound(2)) == []
     assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=2)]
     assert bench.handle(WANTED) == [ReadRange(2, 2)]
 
@@ -192,7 +192,7 @@ def test_a_closed_ledger_is_read_to_its_end() -> None:
     """Without following anybody; an empty one ends at once."""
     bench = Bench(closed_at(2))
     assert bench.handle(WANTED) == [ReadRange(0, 2)]
-    assert bench.handle(EndTold(9)) == []
+    assert bench.handle(EndFound(9)) == []
     assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=2)]
     assert bench.handle(WANTED) == [Control.READ_ON]
     assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2, closed=True)]
@@ -278,7 +278,7 @@ def test_bookies_that_fail_are_followed_in_turn_with_pauses_that_grow() -> None:
 
 
 def test_silence_makes_it_ask_all_members() -> None:
-    """Soon at first, then after a second; not while the caller works, or nobody is followed."""
+    """Soon at first, then after a second; not while the caller works, or no bookie is followed."""
     bench = waiting()
     assert bench.tick(0.0) == [TickAt(0.02)]
     assert bench.tick(0.02) == [TickAt(1.02), AskMembers(bookies("ABC"))]
@@ -380,16 +380,16 @@ def test_if_all_sent_false_ones_all_are_followed_again() -> None:
         assert bench.handle(Checked(9, -1)) == [Control.UNFOLLOW, Follow(bookie(name), 0)]
 
 
-def test_a_false_lac_of_nobody_is_nobodys_fault() -> None:
-    """A read of the caller found it, so nobody is left out."""
+def test_a_false_lac_without_a_source_is_no_bookies_fault() -> None:
+    """A read of the caller found it: no bookie is left out."""
     bench = waiting()
-    assert bench.handle(EndTold(3)) == [ReadRange(0, 3)]
+    assert bench.handle(EndFound(3)) == [ReadRange(0, 3)]
     bench.handle(ReadFailed(LOST))
     assert bench.handle(Checked(3, -1)) == [Control.UNFOLLOW, Follow(bookie("B"), 0)]
 
 
 def test_an_entry_below_a_true_lac_is_lost() -> None:
-    """So is one of a closed ledger; another error says nothing about the LAC."""
+    """One of a closed ledger ends it as well; another error says nothing about the LAC."""
     bench = waiting()
     bench.push(lac=0)
     assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, -1, 0)]
@@ -556,7 +556,7 @@ class World:
         """Let the ledger be closed, in the end, and the machine hear of it, or of the LAC."""
         if self.lac >= 30 and self.rng.random() < 0.1:
             self.is_open = False
-        news: list[Event] = [Signal.METADATA_CHANGED, EndTold(self.lac)]
+        news: list[Event] = [Signal.METADATA_CHANGED, EndFound(self.lac)]
         self.handle(self.rng.choice(news))
 
     def fail(self) -> None:

@@ -86,7 +86,7 @@ def test_another_process_starts_with_a_clean_record() -> None:
 
 
 def test_a_single_failure_gives_a_rest() -> None:
-    """Nobody takes it at once again; after a while it is as good as any."""
+    """No writer takes it at once again; after a while it is as good as any."""
     conduct = conduct_of()
     conduct.note_failure(A, 5)
     assert conduct.is_resting(A, 5 + REST_S - 1)
@@ -203,7 +203,7 @@ def test_failed_members_come_back_only_at_a_later_look_or_as_the_last_hope() -> 
     assert search.look_later(20) == 1
 
 
-def test_bookies_that_failed_lately_are_tried_for_a_while_where_nobody_else_is_left() -> None:
+def test_bookies_that_failed_lately_are_tried_for_a_while_where_no_other_is_left() -> None:
     """At growing intervals; no pause where only members are left."""
     conduct = conduct_of()
     search = ReplacementSearch(conduct, patience_s=20)
@@ -229,7 +229,7 @@ def test_bookies_that_failed_lately_are_tried_for_a_while_where_nobody_else_is_l
     assert again.may_wait
 
 
-def test_an_entry_waits_for_bookies_as_long_as_it_was_told() -> None:
+def test_an_entry_waits_for_bookies_as_long_as_configured() -> None:
     """Trials of members are no progress; the next entry that cannot reach Qa waits as long again.
 
     Meanwhile the ledger looks again soon, not at the long pauses of one that can do without.

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.config import QuorumConfig
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.memory_namespace import memory_cluster
 from tests.simulation.loop import run
 

@@ -65,7 +65,7 @@ def test_a_writer_whose_bookies_do_not_answer_holds_up_no_other() -> None:
 
 
 def test_no_caller_overtakes_another_in_line() -> None:
-    """The first one goes when there is room, and then the next one is told."""
+    """The first one goes when there is room, and then the next one may go."""
     total, woken = InFlight(bytes_max=100, entries_max=9), list[str]()
     a, b, c = (Share(total, lambda name=name: woken.append(name)) for name in "abc")  # type: ignore[misc]
     a.changed(size_bytes=60, entry_count=1)

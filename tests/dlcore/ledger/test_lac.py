@@ -78,11 +78,11 @@ def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
     run(scenario)
 
 
-def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
+def test_a_writer_with_more_records_publishes_its_lac_first() -> None:
     """The next entry would take it along, but only once it is made and on its way to all."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        def told_alone() -> int:
+        def sent_alone() -> int:
             """Return how many messages went to one bookie only."""
             counts = sorted(bookie.requests for bookie in cluster.bookies)
             return counts[-1] - counts[-2]
@@ -90,17 +90,17 @@ def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
         async with await log.open_writer() as writer:
             for txid in range(10):
                 await writer.write(record(txid))  # one after the other: each takes it along
-            before = told_alone()
+            before = sent_alone()
             for txid in range(10, 20):
                 await writer.write(record(txid))
-            assert told_alone() == before
+            assert sent_alone() == before
             writer.write(record(20))
             await asyncio.sleep(0)  # it is on its way
             for txid in range(21, 31):
                 waiting = writer.write(record(txid))
                 await asyncio.sleep(0)
             await waiting
-            assert told_alone() > before
+            assert sent_alone() > before
 
     on_log(body)
 
@@ -127,10 +127,10 @@ def test_a_lac_that_adds_take_along_is_not_spread() -> None:
 
 def published(bench: Bench) -> list[tuple[str, int]]:
     """Publish the LAC; return the messages that this sends."""
-    return told(bench.machine.handle(Signal.PUBLISH_LAC))
+    return sent(bench.machine.handle(Signal.PUBLISH_LAC))
 
 
-def told(effects: list[Effect]) -> list[tuple[str, int]]:
+def sent(effects: list[Effect]) -> list[tuple[str, int]]:
     """Return (bookie, LAC) of the messages."""
     return [(each.bookie.name, each.lac) for each in effects if isinstance(each, SendLac)]
 
@@ -140,15 +140,15 @@ def grow(bench: Bench) -> list[tuple[str, int]]:
     entry_id = bench.machine.window.last_add_pushed + 1
     bench.append()
     add = (AddSucceeded(entry_id, position, bookie(name)) for position, name in enumerate("ABC"))
-    return told([effect for event in add for effect in bench.machine.handle(event)])
+    return sent([effect for event in add for effect in bench.machine.handle(event)])
 
 
-def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
+def test_a_lac_sent_to_one_bookie_keeps_none_from_the_others() -> None:
     """A publisher waits for them, and would for ever where adds take the next ones along."""
     bench = Bench()
 
     def accept(name: str, lac: int) -> list[tuple[str, int]]:
-        return told(bench.machine.handle(LacAccepted(bookie(name), lac)))
+        return sent(bench.machine.handle(LacAccepted(bookie(name), lac)))
 
     assert grow(bench) == [("B", 0)]  # B is followed
     assert published(bench) == [("A", 0), ("C", 0)]
@@ -164,7 +164,7 @@ def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
     assert accept("B", 2) == []
     assert accept("A", 1) == []
     assert bench.machine.is_published(1)
-    assert told(bench.machine.handle(Signal.LAC_RETRY_DUE)) == [("C", 1)]
+    assert sent(bench.machine.handle(Signal.LAC_RETRY_DUE)) == [("C", 1)]
     assert bench.machine.handle(failed) == retry
     assert published(bench) == [("A", 2), ("C", 2)]  # at once, for the caller that waits for it
     assert bench.machine.handle(failed) == []  # a pause has begun
@@ -185,7 +185,7 @@ def test_a_replaced_bookie_gets_nothing_more() -> None:
     bench.stored(bench.planned(bench.listed("D")))
     assert published(bench) == [("D", 1)]
     assert bench.machine.handle(LacAccepted(bookie("A"), 0)) == []
-    assert told(bench.machine.handle(LacAccepted(bookie("B"), 0))) == [("B", 1)]
+    assert sent(bench.machine.handle(LacAccepted(bookie("B"), 0))) == [("B", 1)]
 
 
 def test_a_fence_that_meets_a_lac_ends_the_machine() -> None:
@@ -216,7 +216,7 @@ def test_publishing_waits_for_enough_bookies() -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
         await write(writer, 1)
-        await asyncio.sleep(0.1)  # the LAC is told
+        await asyncio.sleep(0.1)  # the LAC is sent
         await write(writer, 1)
         await write(writer, 1)
         for position in (0, 1):
@@ -232,7 +232,7 @@ def test_publishing_waits_for_enough_bookies() -> None:
 
 
 def test_a_recovery_tells_no_lac() -> None:
-    """Its closing write says the end; a LAC told before could be of entries that it gives up."""
+    """Its closing write says the end; a LAC sent before could be of entries that it gives up."""
     bench = Bench(is_recovery=True)
     bench.handle(AppendRecovered(entry_of(0)))
     bench.ok(0, "A")

@@ -42,7 +42,7 @@ def test_a_defect_ends_a_recovery_and_the_next_one_goes_through() -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
         await write(writer, 5)
-        await asyncio.sleep(5)  # its last LAC is told
+        await asyncio.sleep(5)  # its last LAC is sent
         planted: BookieError = KeyError("planted")  # type: ignore[assignment]  # none of its kind
         for each in cluster.bookies.values():
             each.fail_next(planted)
@@ -71,7 +71,7 @@ def test_a_recovery_that_cannot_write_back_closes_nothing() -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
         with patch.object(LacPublication, "publish", lambda *_: []):
-            await write(writer, 5)  # that the last one is confirmed nobody is told
+            await write(writer, 5)  # no bookie learns that the last one is confirmed
         await writer.abandon()
         stores = {each: each.add_entry for each in cluster.bookies.values()}
 
@@ -116,7 +116,7 @@ def test_a_replacement_that_refuses_an_entry_as_too_large_is_left_out() -> None:
     run(scenario, "ABCD")
 
 
-def test_who_is_told_by_a_lac_that_it_is_fenced_writes_no_more() -> None:
+def test_a_writer_whose_lac_is_fenced_writes_no_more() -> None:
     """The explicit LAC of an idle writer is what meets the fence first."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -170,7 +170,7 @@ def test_a_list_of_bookies_that_changes_while_it_is_read_is_read_again(
             if any(path == PATHS.bookie_available("A") for path in paths):
                 await cluster.store.delete(PATHS.bookie_available("A"))
             found = await get_many(paths)
-            await asyncio.sleep(1)  # the watch has told of it by then
+            await asyncio.sleep(1)  # the watch has reported it by then
             return found
 
         with monkeypatch.context() as patch:

@@ -279,7 +279,7 @@ def test_bookies_are_chosen_by_their_free_space() -> None:
         assert abs(drawn[name] - count * share) < 6 * deviation
 
 
-def test_full_bookies_are_chosen_when_nobody_else_is_there() -> None:
+def test_full_bookies_are_chosen_when_no_other_is_there() -> None:
     """No weight at all is no reason to search for ever."""
     sites = {each: BookieSite("/x", 0, 1000) for each in bookies("ABC")}
     sites[bookie("D")] = BookieSite("/x", 500, 1000)
@@ -306,7 +306,7 @@ def test_large_ensembles_come_to_an_end(racks: str, seed: int) -> None:
     assert len(set(chosen)) == 18
 
 
-def test_of_several_replacements_those_that_keep_an_enforced_rule_are_made() -> None:
+def test_only_replacements_that_keep_an_enforced_rule_are_made() -> None:
     """The first ones: all at once would leave every write set in one rack."""
     topology = topology_of("xyxxx", config=ENFORCED)
     rng = random.Random(0)

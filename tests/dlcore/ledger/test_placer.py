@@ -20,7 +20,7 @@ from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.placing.health import REST_S
 from dlcore.metadata.stored import encode
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import bookie, bookies, quorum_of
 
@@ -192,7 +192,7 @@ def test_readers_ask_a_suspect_last() -> None:
 
 
 def test_a_client_without_a_metadata_store_chooses_no_bookie() -> None:
-    """It has ledgers to read, and says so; and nobody chooses a bookie that is read-only."""
+    """It has ledgers to read, and says so; and no writer chooses a bookie that is read-only."""
 
     async def scenario(cluster: Cluster) -> None:
         client = LedgerClient(

@@ -14,7 +14,7 @@ import pytest
 from dlcore.base.config import LedgerClientConfig
 from dlcore.ledger.reading.range_read import RangeReader
 from dlcore.ledger.reading.range_read_driver import RangeRead
-from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
 from tests.fixtures.aio import run
 from tests.fixtures.ledgers import (
     LEDGER_ID,

@@ -139,9 +139,9 @@ def test_a_stream_that_fails_is_replaced(
     """A proven no is an answer like another, and nothing to avoid the bookie for."""
     bench = whole()
     bench.arrived("B", [0, 1])
-    told, *effects = bench.arrived("B", outcome)
-    assert isinstance(told, TellFailure)
-    assert (told.bookie, told.entry_id, type(told.error)) == (bookie("B"), 2, error)
+    failure, *effects = bench.arrived("B", outcome)
+    assert isinstance(failure, TellFailure)
+    assert (failure.bookie, failure.entry_id, type(failure.error)) == (bookie("B"), 2, error)
     opened = OpenStream(bookie=bookie("C"), first_entry_id=2, lane=0)
     blamed = [NoteRead(bookie("B"), False)] if is_blamed else []
     assert effects == [closed("B"), *blamed, opened]
@@ -169,9 +169,9 @@ def test_entries_before_damage_are_good(frames_of: Callable[[list[bytes]], Any])
     damaged = bytearray(frame_of(1))
     damaged[-1] ^= 1
     given = frames_of([frame_of(0), bytes(damaged), frame_of(2)])
-    first, told, *effects = bench.handle(Arrived(0, bookie("B"), given, 1.5))
-    assert isinstance(told, TellFailure)
-    assert (told.entry_id, type(told.error)) == (1, DigestMismatchError)
+    first, failure, *effects = bench.handle(Arrived(0, bookie("B"), given, 1.5))
+    assert isinstance(failure, TellFailure)
+    assert (failure.entry_id, type(failure.error)) == (1, DigestMismatchError)
     opened = OpenStream(bookie=bookie("C"), first_entry_id=1, lane=0)
     assert [first, *effects] == [
         NoteRead(bookie("B"), True),
@@ -195,9 +195,9 @@ def test_silence_opens_a_second_stream_and_then_ends_the_first() -> None:
     assert third[:2] == [NoteRead(bookie("B"), False), NoteRead(bookie("C"), False)]
     assert bench.handle(Tick(6.0)) == []
     assert bench.machine.deadline_s == TIMEOUT_S
-    told, *effects = bench.handle(Tick(7.0))
-    assert isinstance(told, TellFailure)
-    assert isinstance(told.error, BookieUnavailableError)
+    failure, *effects = bench.handle(Tick(7.0))
+    assert isinstance(failure, TellFailure)
+    assert isinstance(failure.error, BookieUnavailableError)
     assert effects == [closed("B"), NoteRead(bookie("B"), False)]
     assert bench.arrived("A", [0], 7.5) == [
         NoteRead(bookie("A"), True),
@@ -217,7 +217,7 @@ def test_the_time_of_the_caller_is_no_silence() -> None:
     assert bench.handle(Tick(101.0)) == []
 
 
-def test_when_all_have_failed_the_caller_is_told_after_what_came() -> None:
+def test_when_all_have_failed_the_error_follows_the_received_entries() -> None:
     """The error is that of the lane."""
     bench = whole()
     bench.arrived("B", [0])
@@ -229,7 +229,7 @@ def test_when_all_have_failed_the_caller_is_told_after_what_came() -> None:
 
 
 def test_lanes_are_merged_in_order() -> None:
-    """A lane whose entries wait is not read on; an error is told when it is its turn."""
+    """A lane whose entries wait is not read on; an error is reported when it is its turn."""
     bench = striped()
     bench.arrived("B", [1, 4], lane=1)
     assert bench.taken() == []

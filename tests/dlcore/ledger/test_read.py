@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import pytest
-
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from dlcore.ledger.metadata.values import Ensemble
 from dlcore.ledger.reading.range_read import (
@@ -19,6 +17,7 @@ from dlcore.ledger.reading.range_read import (
     plan_lanes,
 )
 from tests.fixtures.ledgers import LEDGER_ID, bookie, bookies, entry_of, quorum_of
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.wire.digest import EntryFrame
@@ -89,7 +88,7 @@ def test_only_when_all_failed_for_one_entry_the_read_fails_naming_them() -> None
 
 
 def test_silence_asks_another_and_the_first_to_deliver_stays() -> None:
-    """The others are told to stop."""
+    """The others must stop."""
     lane = lane_of()
     lane.start()
     assert lane.silent() == [open_at("B", 0)]
@@ -213,9 +212,9 @@ class RandomRead:
         return self.lane.failed(bookie(name), MISSING)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each(range(100))
 def test_random_streams_deliver_everything_that_a_bookie_has(seed: int) -> None:
-    """The read fails only where nobody has the entry."""
+    """The read fails only where no bookie has the entry."""
     run = RandomRead(seed)
     run.perform(run.lane.start())
     while not run.lane.is_done and not run.has_failed:

@@ -1,4 +1,4 @@
-"""Goal: a read that begins after an acknowledgement sees it, whatever bookies were told by then.
+"""Goal: a read that begins after an acknowledgement sees it, whatever bookies know by then.
 
 Method: the writer tells no LAC by itself, as if it died, or were slow, right after each answer.
 """
@@ -15,7 +15,7 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.writing.appender import LacPublication
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _untold() -> Iterator[None]:
+def _unreported() -> Iterator[None]:
     with patch.object(LacPublication, "publish", lambda *_: []):
         yield
 
@@ -128,7 +128,7 @@ def test_a_claim_is_checked_only_if_the_others_do_not_catch_up() -> None:
     run(scenario)
 
 
-def test_what_recoveries_write_back_is_shown_once_one_ends() -> None:
+def test_write_backs_of_recoveries_are_shown_once_one_ends() -> None:
     """Another may have found that too few held it, and may close the ledger without it."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -161,7 +161,7 @@ def _in_state(metadata: LedgerMetadata, state: LedgerState) -> LedgerMetadata:
 
 
 def test_a_follower_gets_what_was_acknowledged_by_a_writer_that_died() -> None:
-    """Nobody will ever tell its bookies."""
+    """No writer will ever send it to its bookies."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -179,7 +179,7 @@ def test_a_follower_gets_what_was_acknowledged_by_a_writer_that_died() -> None:
     run(scenario)
 
 
-def test_a_follower_is_told_where_a_read_found_the_end() -> None:
+def test_a_follower_learns_where_a_read_found_the_end() -> None:
     """It need not wait until it grows suspicious of the silence."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -190,19 +190,19 @@ def test_a_follower_is_told_where_a_read_found_the_end() -> None:
         assert not (await anext(steps)).frames
         reading = asyncio.ensure_future(anext(steps))
         await asyncio.sleep(0.01)
-        reader.tell_end(await reader.read_last_add_confirmed())
+        reader.note_end(await reader.read_last_add_confirmed())
         async with asyncio.timeout(0.1):
             step = await reading
         assert bytes(step.frames[-1].body) == bodies(2, 2)[0]
-        reader.tell_end(1)  # it knows
+        reader.note_end(1)  # it knows
         await steps.aclose()
-        reader.tell_end(9)  # nobody follows
+        reader.note_end(9)  # there is no follower
         await writer.abandon()
 
     run(scenario)
 
 
-def test_what_was_shown_outlives_a_change_of_bookies() -> None:
+def test_shown_entries_outlive_a_change_of_bookies() -> None:
     """B holds the entry and its answer is lost: it is replaced by D, which has it by then."""
 
     async def scenario(cluster: Cluster) -> None:

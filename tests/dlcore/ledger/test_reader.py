@@ -17,7 +17,7 @@ from dlcore.base.errors import (
 )
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.quorum import first_followed
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.ledger.port import FollowUpdate
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Versioned
     from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.port import FollowUpdate
 
 from tests.fixtures.ledger_cluster import (
     CONFIG,
@@ -232,10 +232,10 @@ def test_bookies_tell_the_lac_while_the_metadata_is_read() -> None:
         await writer.publish_lac()
         reader = await cluster.client.open_ledger(writer.ledger_id)
         members = [cluster.member(writer, position) for position in range(3)]
-        refresh, told = reader.refresh, asyncio.Event()
+        refresh, arrived = reader.refresh, asyncio.Event()
 
         async def late(*, fresh: bool = False) -> LedgerMetadata:
-            await told.wait()
+            await arrived.wait()
             return await refresh(fresh=fresh)
 
         reader.refresh = late  # type: ignore[method-assign]
@@ -248,7 +248,7 @@ def test_bookies_tell_the_lac_while_the_metadata_is_read() -> None:
         await asyncio.sleep(1)
         assert cluster.member(writer, 0) is not members[0]
         await writer.publish_lac()
-        told.set()
+        arrived.set()
         assert await reading == 1
         await writer.abandon()
 
@@ -323,7 +323,7 @@ def test_a_follower_gets_entries_as_they_are_confirmed(
     run(scenario, "ABCDE")
 
 
-def test_what_is_taken_as_it_comes_is_confirmed_and_no_step_brings_it() -> None:
+def test_an_entry_taken_as_it_comes_is_confirmed_and_no_step_brings_it() -> None:
     """Nor does the caller get entries while it works at a step: they wait for the next one."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -355,7 +355,7 @@ def test_what_is_taken_as_it_comes_is_confirmed_and_no_step_brings_it() -> None:
     run(scenario)
 
 
-def test_what_the_followed_bookie_does_not_hold_is_read_from_others() -> None:
+def test_entries_that_the_followed_bookie_lacks_are_read_from_others() -> None:
     """As soon as it tells that it is confirmed."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -374,13 +374,13 @@ def test_what_the_followed_bookie_does_not_hold_is_read_from_others() -> None:
     run(scenario)
 
 
-def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
+def test_an_entry_beyond_the_lac_that_comes_with_it_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is read once it is confirmed, though it was pushed before."""
-    follow, told = MemoryBookieClient.follow, [-1]
+    follow, arrived = MemoryBookieClient.follow, [-1]
 
-    async def hasty(
+    async def follow_early(
         self: MemoryBookieClient,
         bookie: BookieId,
         *,
@@ -391,10 +391,10 @@ def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
         async for update in follow(
             self, bookie, ledger_id=ledger_id, first_entry_id=first_entry_id
         ):
-            told.append(max(update.last_add_confirmed - 1, -1))
-            yield update._replace(last_add_confirmed=told[-1])
+            arrived.append(max(update.last_add_confirmed - 1, -1))
+            yield update._replace(last_add_confirmed=arrived[-1])
 
-    monkeypatch.setattr(MemoryBookieClient, "follow", hasty)
+    monkeypatch.setattr(MemoryBookieClient, "follow", follow_early)
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -402,11 +402,11 @@ def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
         got: list[bytes] = []
 
         def takes(entry_id: int) -> bool:
-            assert entry_id <= told[-1]
+            assert entry_id <= arrived[-1]
             return True
 
         follower = asyncio.create_task(follow_all(reader, 0, got, takes=takes))
-        await until(lambda: len(told) > 1)
+        await until(lambda: len(arrived) > 1)
         for _ in range(5):
             await write(writer, 1)
             await until(lambda: len(got) >= writer.last_add_confirmed)
@@ -461,7 +461,7 @@ def test_a_follower_of_a_bookie_that_hears_nothing_asks_the_others() -> None:
 def test_a_follower_asks_the_bookie_whose_push_never_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody else knows the LAC, and nobody writes any more."""
+    """No other bookie knows the LAC, and no writer is left."""
     follow, streams = MemoryBookieClient.follow, 0
 
     async def lossy(

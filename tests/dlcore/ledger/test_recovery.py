@@ -39,6 +39,7 @@ from dlcore.ledger.recovering.recovery import (
     closed_over,
 )
 from tests.fixtures.ledgers import LEDGER_ID, bookie, entry_of, frame_of, metadata_of, quorum_of
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.base.config import QuorumConfig
@@ -295,7 +296,7 @@ class RandomRecovery:
                 return self.machine.handle(WrittenBack(last))
 
     def answer_fence(self, position: int) -> list[Effect]:
-        """Answer with any LAC that the writer may have told."""
+        """Answer with any LAC that the writer may have sent."""
         if position in self.silent:
             return self.machine.handle(FenceFailed(position, UNKNOWN))
         lac = self.rng.randint(-1, self.acked)
@@ -310,9 +311,9 @@ class RandomRecovery:
         return self.machine.handle(Missing(entry_id, position))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each(range(200))
 def test_random_answers_lose_nothing_and_invent_nothing(seed: int) -> None:
-    """What Qa bookies hold is kept, what nobody holds is not made, and every run ends."""
+    """Entries of Qa bookies are kept, entries of none are not made, and every run ends."""
     run = RandomRecovery(seed)
     run.take(run.machine.handle(Signal.BEGIN))
     while run.requests:
@@ -329,7 +330,7 @@ def test_random_answers_lose_nothing_and_invent_nothing(seed: int) -> None:
 
 
 def claimed(*lacs: int, quorum: QuorumConfig | None = None) -> tuple[LedgerRecovery, list[Effect]]:
-    """Return a recovery whose bookies told these LACs, and what it does next."""
+    """Return a recovery whose bookies returned these LACs, and what it does next."""
     machine = recovery_of(quorum=quorum, ahead=4)
     machine.handle(Signal.BEGIN)
     effects: list[Effect] = []
@@ -353,7 +354,7 @@ def starts(effects: list[Effect]) -> list[int]:
 
 @pytest.mark.parametrize("lac", [7, 8, 100, 2**62])
 def test_a_lac_that_one_bookie_tells_and_a_quorum_disproves_is_no_start(lac: int) -> None:
-    """Recovery begins at what another one told, too."""
+    """Recovery begins at the LAC that another one returned, too."""
     machine, effects = claimed(lac, 5)
     assert starts(effects) == []
     assert {each.entry_id for each in effects if isinstance(each, ReadEntry)} == set(
@@ -363,12 +364,12 @@ def test_a_lac_that_one_bookie_tells_and_a_quorum_disproves_is_no_start(lac: int
     assert starts(refused(machine, 7, 1, 2)) == [5]
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["held", "unknown"])
-def test_a_lac_that_one_bookie_tells_and_nobody_disproves_is_the_start(*, is_told: bool) -> None:
+@pytest.mark.parametrize("is_held", [True, False], ids=["held", "unknown"])
+def test_a_lac_of_one_bookie_that_no_other_disproves_is_the_start(*, is_held: bool) -> None:
     """As BookKeeper has it: what was acknowledged is never read again to be lost."""
     machine, _ = claimed(7, 5)
     machine.handle(Found(entry_of(6, body=b"x", ledger_bytes=60)))
-    if is_told:
+    if is_held:
         effects = machine.handle(Found(entry_of(7, body=b"x", ledger_bytes=61)))
     else:
         machine.handle(Unknown(7, 0, UNKNOWN))
@@ -377,7 +378,7 @@ def test_a_lac_that_one_bookie_tells_and_nobody_disproves_is_the_start(*, is_tol
     assert starts(effects) == [7]
 
 
-def test_of_one_bookie_that_answers_alone_the_newest_entry_is_asked_for() -> None:
+def test_a_bookie_that_answers_alone_is_asked_for_the_newest_entry() -> None:
     """It may hold it or not; if not, the whole ensemble's entries are read."""
     quorum = quorum_of(2, 2, 2)
     for holds in (True, False):
@@ -392,7 +393,7 @@ def test_of_one_bookie_that_answers_alone_the_newest_entry_is_asked_for() -> Non
             assert starts(machine.handle(Missing(9, 0))) == [-1]
 
 
-def test_an_entry_that_does_not_count_on_from_the_one_before_is_nobodys() -> None:
+def test_an_entry_that_does_not_count_on_from_the_one_before_has_no_owner() -> None:
     """The ledger ends before it where a quorum does not hold it; another copy is taken."""
     forged = entry_of(6, body=b"forged", ledger_bytes=6)
     machine, _ = claimed(5, 5)
@@ -415,7 +416,7 @@ def test_an_entry_that_does_not_count_on_from_the_one_before_is_nobodys() -> Non
     assert "do not follow on the 50 before them" in str(abort.error)
 
 
-def test_what_an_ack_quorum_holds_is_recovered_whatever_it_counts() -> None:
+def test_entries_of_an_ack_quorum_are_recovered_whatever_it_counts() -> None:
     """It may have been acknowledged."""
     machine, _ = claimed(5, 5)
     machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=7)))
@@ -434,7 +435,7 @@ def test_where_the_entry_before_cannot_be_read_any_copy_will_do() -> None:
     assert machine.handle(Missing(5, 2)) == [WriteBack(entry=own)]
 
 
-def told(
+def answers(
     machine: LedgerRecovery, read: ReadEntry, answer: bytes | memoryview | DLError
 ) -> list[Effect]:
     """Let a bookie answer a read."""
@@ -448,17 +449,17 @@ def test_an_answer_is_a_copy_a_proven_no_or_unknown(error: DLError) -> None:
     damaged[-1] ^= 1
     asked = reads(0, (0, "A"), (1, "B"), (2, "C"))
     machine = reading()
-    assert told(machine, asked[0], error) == []
-    assert told(machine, asked[1], bytes(damaged)) == []
-    (abort,) = told(machine, asked[2], UNKNOWN)
+    assert answers(machine, asked[0], error) == []
+    assert answers(machine, asked[1], bytes(damaged)) == []
+    (abort,) = answers(machine, asked[2], UNKNOWN)
     assert isinstance(abort, AbortRecovery)
     assert "B/00000000: DigestMismatchError" in str(abort.error)
     machine = reading()
-    assert told(machine, asked[1], bytes(damaged)) == []
-    assert [type(each) for each in told(machine, asked[0], frame_of(0))] == [WriteBack]
+    assert answers(machine, asked[1], bytes(damaged)) == []
+    assert [type(each) for each in answers(machine, asked[0], frame_of(0))] == [WriteBack]
     machine = reading()
-    told(machine, asked[0], error)
-    assert told(machine, asked[1], error) == [EndLedger(last_entry_id=-1)]
+    answers(machine, asked[0], error)
+    assert answers(machine, asked[1], error) == [EndLedger(last_entry_id=-1)]
 
 
 PINNED = metadata_of((0, "ABC"), (5, "ABD"), state=LedgerState.IN_RECOVERY)
@@ -487,7 +488,7 @@ def test_a_recovery_closes_with_its_own_ensembles_and_the_others_as_they_are_now
         metadata_of((0, "ABC"), (5, "ABE"), state=LedgerState.IN_RECOVERY),
     ],
 )
-def test_a_recovery_closes_nothing_that_somebody_writes_again(changed: LedgerMetadata) -> None:
+def test_a_recovery_closes_nothing_that_is_written_again(changed: LedgerMetadata) -> None:
     """Only a writer changes the last ensemble."""
     with pytest.raises(LedgerRecoveryError, match="ledger 7 changed while it was recovered: it is"):
         closing(changed)

@@ -126,7 +126,7 @@ def test_a_cached_address_needs_no_answer_from_the_store() -> None:
 
 
 def test_a_change_while_an_address_is_read_is_not_missed() -> None:
-    """What was read before the change is not kept as fresh."""
+    """A list read before the change is not kept as fresh."""
 
     async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
         bookies = tree.connect()

@@ -83,7 +83,7 @@ def closed(**values: object) -> LedgerMetadata:
     return LedgerMetadata(**(fields | values))  # type: ignore[arg-type]
 
 
-def test_what_was_wanted_is_stored_and_what_joined_counts() -> None:
+def test_the_wanted_value_is_stored_and_joined_calls_count() -> None:
     """Each ensemble grows by one at its end; a value of before reads as nothing lacking."""
     metadata = closed()
     assert decode(LedgerMetadata, encode(metadata), source="here") == metadata
@@ -96,7 +96,7 @@ def test_what_was_wanted_is_stored_and_what_joined_counts() -> None:
 
 
 def test_a_striped_ledger_cannot_lack_copies() -> None:
-    """Nobody could join it; such metadata is damaged."""
+    """No bookie could join it; such metadata is damaged."""
     ensembles = (Ensemble(0, bookies("ABC")),)
     with pytest.raises(CorruptMetadataError, match="E = Qw"):
         closed(quorum=quorum_of(3, 2, 2), ensembles=ensembles)
@@ -122,7 +122,7 @@ def test_a_ledger_begins_with_as_many_bookies_as_there_are() -> None:
 
 
 def test_a_small_ledger_is_recovered_from_one_of_its_two_bookies() -> None:
-    """What was acknowledged survives the loss of Qa - 1, as ever; another takes the place."""
+    """Acknowledged entries survive the loss of Qa - 1, as ever; another takes the place."""
 
     async def scenario(cluster: Cluster) -> None:
         await unregister(cluster, "C")
@@ -166,7 +166,7 @@ def test_a_client_that_enforces_the_size_refuses() -> None:
 
 
 def test_a_ledger_waits_for_the_least_that_it_needs_and_no_longer() -> None:
-    """It begins once they are there; without them it fails after the time, which is told."""
+    """It begins once they are there; without them it fails after the time, named in the error."""
 
     async def scenario(cluster: Cluster) -> None:
         loop = asyncio.get_running_loop()
@@ -190,7 +190,7 @@ def test_a_ledger_waits_for_the_least_that_it_needs_and_no_longer() -> None:
 
 
 def test_an_entry_waits_for_bookies_that_come_back_and_fails_after_the_time() -> None:
-    """Below Qa an open ledger goes on once a bookie is back; each entry waits as long as is told.
+    """Below Qa an open ledger goes on once a bookie is back; each entry waits for the set time.
 
     A bookie that still is registered and refuses adds shortens and prolongs nothing.
     """

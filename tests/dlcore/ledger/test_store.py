@@ -1,4 +1,4 @@
-"""Ledger metadata in the store: ids, compare-and-set, and whose write it was when nobody answered.
+"""Ledger metadata in the store: ids, compare-and-set, and whose write it was when no answer came.
 
 Method: the store in memory with replies lost on demand, each write both applied and not.
 """

@@ -1,6 +1,6 @@
 """A writer whose ledger was taken from it while it closed.
 
-Goal: its end is told, and nothing of it stays behind in the client.  Method: memory bookies, and
+Goal: its end is reported, and nothing of it stays in the client.  Method: memory bookies, and
 the metadata changed behind its back.
 """
 
@@ -63,7 +63,7 @@ def test_a_close_that_comes_too_late_ends_the_writer(
     is_noticed_before: bool,
     error: type[DLError],
 ) -> None:
-    """It is told each time, and neither the client nor a timer keeps the writer."""
+    """It is reported each time, and neither the client nor a timer keeps the writer."""
 
     async def scenario() -> None:
         async with memory_cluster(bookie_count=3) as cluster:
@@ -140,7 +140,7 @@ def test_an_answer_after_the_end_starts_no_work() -> None:
 
 
 def test_a_close_whose_caller_was_cancelled_can_be_waited_for_again() -> None:
-    """Goal: the end is stored once, and each caller that waits for it is told.
+    """Goal: the end is stored once, and each caller that waits for it learns of it.
 
     Method: the metadata store answers late, and the first caller does not wait so long.
     """
@@ -171,7 +171,7 @@ def test_a_close_whose_caller_was_cancelled_can_be_waited_for_again() -> None:
 
 
 def test_a_close_that_is_under_way_when_the_client_ends_is_answered() -> None:
-    """Goal: nobody waits for a store that nobody asks any more.
+    """Goal: no caller waits for a store that is not asked any more.
 
     Method: as before, but the client is closed meanwhile.
     """

@@ -64,13 +64,14 @@ from tests.fixtures.appenders import (
     state_of,
     writing,
 )
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from dlcore.log.writing.append import Step
 
 
 def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
-    """What comes while it is in flight waits, and shares an entry."""
+    """Records that come while it is in flight wait, and share an entry."""
     machine = appender()
     assert machine.next_step(now_ms=0) is None
     assert machine.last_txid == -1
@@ -100,7 +101,7 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
 
 @pytest.mark.parametrize("why", ["size", "age"])
 def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str) -> None:
-    """Not before all of it is answered; the extent says what callers were told."""
+    """Not before all of it is answered; the extent says the same as callers learned."""
     machine = writing()
     machine.add_record(2, b"b" * (5000 if why == "size" else 1), "b")
     assert sent(machine) == 1
@@ -192,7 +193,7 @@ def test_nothing_follows_the_seal_while_suspended() -> None:
 
 
 def test_nothing_is_acknowledged_while_suspended() -> None:
-    """What became durable meanwhile is acknowledged in order, or fails when it is denied."""
+    """Records that became durable meanwhile are acknowledged in order, or fail when denied."""
     for is_denied in (False, True):
         machine = writing()
         machine.add_record(2, b"b" * 300, "b")
@@ -280,13 +281,13 @@ def test_the_first_failure_is_the_last_word() -> None:
         machine.add_record(4, b"", "d")
     with pytest.raises(WriteError, match=match):
         machine.require_usable()
-    assert machine.report.unwritten is None  # it was told
+    assert machine.report.unwritten is None  # it was reported
     assert machine.feed(Abort(FENCED)) == []
     assert state_of(machine) is WriterState.CLOSED
     assert machine.error is FENCED
 
 
-def test_what_could_not_be_sent_fails_with_the_reason() -> None:
+def test_an_unsent_write_fails_with_the_reason() -> None:
     """Nothing was in flight: the first in the queue is what failed, the others never left."""
     machine = appender()
     machine.add_record(1, b"a" * 300, "a")
@@ -330,7 +331,7 @@ def test_too_much_is_refused() -> None:
     machine.add_record(7, b"", "b")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_limits_are_kept_to_the_record(seed: int) -> None:
     """However records and batches come: one is taken while less is pending than the limits say."""
     rng = random.Random(seed)
@@ -429,7 +430,7 @@ def test_another_may_complete_our_segment_at_the_same_end(ending: Ending | None)
 
 
 def test_another_that_completed_our_segment_elsewhere_has_taken_over() -> None:
-    """It may have gone on, or have missed what we were told is durable."""
+    """It may have gone on, or have missed records that are durable for us."""
     machine = writing()
     machine.end_with(Ending.CLOSE, "close")
     closed(machine, 0)
@@ -486,9 +487,9 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     assert isinstance(overtaken.error, OwnershipAcquireFailedError)
 
 
-@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.ASIDE])
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.PAUSE])
 def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> None:
-    """Another owner is to read it; a writer that only steps aside knows them."""
+    """Another owner is to read it; a writer that only pauses knows them."""
     producers: Producers[str] = Producers()
     machine = Stepped[str](EMPTY, SMALL, producers=producers)
     claim = producers.grant("meter", bytes(8), now_ms=0)
@@ -516,7 +517,7 @@ def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> No
 
 
 def test_whether_the_log_is_as_we_left_it() -> None:
-    """What a lock that was lost may be regained by."""
+    """The ways to regain a lost lock."""
     machine = writing()
     assert machine.is_untouched(machine.at)
     assert not machine.is_untouched(completed_by_another(machine))

@@ -63,10 +63,10 @@ PATHS = NamespacePaths("/dlog").log_of("log-1")
 
 @dataclass
 class Ledger:
-    """What bookies hold of one, and how much of that the writer was told."""
+    """The entries that bookies hold of a ledger, and how many of them the writer knows."""
 
     entries: list[EntryHeader] = field(default_factory=list)
-    told: int = 0
+    answered: int = 0
     is_fenced: bool = False
 
     def extent(self, ledger_id: int, count: int) -> Extent | None:
@@ -97,7 +97,7 @@ class Writing(RuleBasedStateMachine):
         self.record_count = 0
         self.barriers: set[int] = set()
         self.ends: set[int] = set()
-        self.asides: set[int] = set()
+        self.pauses: set[int] = set()
         self.answers: dict[int, DLSN | DLError | None] = {}
         self.acknowledged: list[tuple[DLSN, int]] = []  # with how many records up to it
         self.last_ticket = 0
@@ -122,7 +122,7 @@ class Writing(RuleBasedStateMachine):
         self.machine.configure(LogConfig(entry_bytes=entry_bytes, segment_bytes_max=segment_bytes))
 
     def ticket(self) -> int:
-        """Return one that nobody has."""
+        """Return one that no writer has."""
         self.last_ticket += 1
         return self.last_ticket
 
@@ -130,7 +130,7 @@ class Writing(RuleBasedStateMachine):
     def refuses(self) -> bool:
         """Whether nothing more is accepted."""
         machine = self.machine
-        ended = self.ends or self.asides or machine.is_over
+        ended = self.ends or self.pauses or machine.is_over
         return bool(ended) or machine.at.head.sealed
 
     @rule(step=st.integers(-1, 2), count=st.integers(1, 8), size=st.sampled_from([0, 10, 100]))
@@ -166,14 +166,14 @@ class Writing(RuleBasedStateMachine):
     @precondition(lambda self: not self.machine.is_closing and self.machine.error is None)
     @rule(ending=st.sampled_from(Ending))
     def end(self, ending: Ending) -> None:
-        """Seal, close, or step aside."""
+        """Seal, close, or pause for another writer."""
         if ending is not Ending.CLOSE and self.refuses:
             return
         ticket = self.ticket()
         self.machine.end_with(ending, ticket)
-        (self.asides if ending is Ending.ASIDE else self.ends).add(ticket)
+        (self.pauses if ending is Ending.PAUSE else self.ends).add(ticket)
 
-    @precondition(lambda self: self.asides and self.asides <= self.answers.keys())
+    @precondition(lambda self: self.pauses and self.pauses <= self.answers.keys())
     @rule(appended=st.integers(0, 20))
     def step_back(self, appended: int) -> None:
         """Another may have changed the log meanwhile; what is accepted then follows it."""
@@ -181,7 +181,7 @@ class Writing(RuleBasedStateMachine):
         if head.open_extent is None and not head.sealed:
             for _ in range(appended):
                 self.append_staged()
-        self.asides.clear()
+        self.pauses.clear()
         self.perform(self.machine.feed(SteppedBack(self.stored, self.now_ms)))
         assert self.machine.is_over or self.machine.last_txid >= self.stored.head.max_txid
 
@@ -275,7 +275,7 @@ class Writing(RuleBasedStateMachine):
         return self.ledgers[segment.ledger_id]
 
     def append_entry(self) -> None:
-        """The ledger takes the entry, as long as nobody fenced it."""
+        """The ledger takes the entry, as long as it is not fenced."""
         body = self.machine.next_entry(now_ms=self.now_ms)
         if body is None:
             assert self.machine.state in (WriterState.SUSPENDED, WriterState.ROLLING)
@@ -289,13 +289,13 @@ class Writing(RuleBasedStateMachine):
         ledger.entries.append(header)
 
     def close_ledger(self) -> None:
-        """Only when all of it was told."""
+        """Only when all of it was acknowledged."""
         ledger = self.own_ledger
-        assert ledger.told == len(ledger.entries) > 0
+        assert ledger.answered == len(ledger.entries) > 0
         if ledger.is_fenced:
             self.perform(self.machine.feed(Fail(LedgerFencedError("fenced"))))
         else:
-            self.perform(self.machine.feed(LedgerClosed(ledger.told - 1, 1, self.now_ms)))
+            self.perform(self.machine.feed(LedgerClosed(ledger.answered - 1, 1, self.now_ms)))
 
     def start(self, step: StartSegment) -> None:
         """A new ledger, and the change that names it."""
@@ -311,16 +311,18 @@ class Writing(RuleBasedStateMachine):
         ).after
         self.perform(self.machine.feed(SegmentStarted(ledger_id, self.stored, self.now_ms)))
 
-    @precondition(lambda self: any(each.told < len(each.entries) for each in self.ledgers.values()))
+    @precondition(
+        lambda self: any(each.answered < len(each.entries) for each in self.ledgers.values())
+    )
     @rule()
     def durable(self) -> None:
-        """An entry is acknowledged by its bookies, or they were told to refuse it."""
-        ledger = next(each for each in self.ledgers.values() if each.told < len(each.entries))
+        """An entry is acknowledged by its bookies, or they refuse it on command."""
+        ledger = next(each for each in self.ledgers.values() if each.answered < len(each.entries))
         if ledger.is_fenced:
             self.perform(self.machine.feed(Fail(LedgerFencedError("fenced"))))
         else:
             self.perform(self.machine.feed(EntryDurable()))
-        ledger.told += 1
+        ledger.answered += 1
 
     @rule()
     def suspend(self) -> None:
@@ -329,7 +331,7 @@ class Writing(RuleBasedStateMachine):
 
     @rule()
     def resume(self) -> None:
-        """The lock is had again, if the log is as it was left."""
+        """The writer has the lock again, if the log is as it was left."""
         if self.machine.state is not WriterState.SUSPENDED:
             return
         if self.machine.is_untouched(self.stored):
@@ -340,13 +342,13 @@ class Writing(RuleBasedStateMachine):
     # Others
 
     def recover(self, extra: int) -> None:
-        """Somebody fences what is open, and completes its segment with all that was told."""
+        """A reader fences the open ledger, and completes its segment with all of its entries."""
         extent = self.stored.head.open_extent
         if extent is None:
             return
         ledger = self.ledgers.setdefault(extent.ledger_id, Ledger())
         ledger.is_fenced = True
-        count = min(len(ledger.entries), ledger.told + extra)
+        count = min(len(ledger.entries), ledger.answered + extra)
         closing = ledger.extent(extent.ledger_id, count)
         empty = extent.ledger_id if closing is None else None
         self.stored = plan_complete(
@@ -356,7 +358,7 @@ class Writing(RuleBasedStateMachine):
     @precondition(lambda self: len(self.asked) > 3)
     @rule(extra=st.integers(0, 2))
     def another_recovers(self, extra: int) -> None:
-        """It may find more than was told, never less."""
+        """It may find more than was acknowledged, never less."""
         self.recover(extra)
 
     @precondition(lambda self: len(self.asked) > 3 and not self.stored.head.sealed)
@@ -376,7 +378,7 @@ class Writing(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3))
     def truncate(self, back: int) -> None:
-        """The writer truncates a part of what it was told."""
+        """The writer truncates a part of its acknowledged records."""
         if self.machine.error is not None or not self.acknowledged:
             return
         dlsn = self.acknowledged[-1 - min(back, len(self.acknowledged) - 1)][0]
@@ -389,32 +391,32 @@ class Writing(RuleBasedStateMachine):
 
     @invariant()
     def what_is_pending_is_what_is_not_answered(self) -> None:
-        """And what was given up is told."""
+        """And records that were given up are reported."""
         if not self.last_ticket:
             return
         waiting = [ticket for ticket in self.asked if ticket not in self.answers]
         if self.machine.is_over:
             assert not waiting
-            assert self.barriers | self.ends | self.asides <= self.answers.keys()
+            assert self.barriers | self.ends | self.pauses <= self.answers.keys()
         assert (self.machine.transmitter.pending_bytes > 0) is bool(waiting)
 
     @invariant()
-    def final_extents_hold_what_was_told(self) -> None:
-        """Of each ledger the log has at least what its writer was told, and once."""
+    def final_extents_hold_acknowledged_records(self) -> None:
+        """The log has at least the acknowledged records of each ledger, once each."""
         if not self.last_ticket:
             return
         held = self.stored.head.next_sequence_id
-        told = sum(
+        count = sum(
             entry.record_count
             for ledger in self.ledgers.values()
-            for entry in ledger.entries[: ledger.told]
+            for entry in ledger.entries[: ledger.answered]
             if not ledger.is_fenced
         )
         open_extent = self.stored.head.open_extent
         if open_extent is not None:
             ledger = self.ledgers[open_extent.ledger_id]
-            held += sum(entry.record_count for entry in ledger.entries[: ledger.told])
-        assert held >= told
+            held += sum(entry.record_count for entry in ledger.entries[: ledger.answered])
+        assert held >= count
 
     def teardown(self) -> None:
         """Once everything heals, each waiting caller is answered."""
@@ -423,9 +425,9 @@ class Writing(RuleBasedStateMachine):
         self.resume()
         for _ in range(4 * self.record_count + 40):  # each may need an entry and a segment
             self.step(0)
-            if any(each.told < len(each.entries) for each in self.ledgers.values()):
+            if any(each.answered < len(each.entries) for each in self.ledgers.values()):
                 self.durable()
-        assert {*self.asked, *self.barriers, *self.ends, *self.asides} <= self.answers.keys()
+        assert {*self.asked, *self.barriers, *self.ends, *self.pauses} <= self.answers.keys()
 
 
 _MORE: dict[str, Any] = {"records_before": 0, "write_time_ms": 0}

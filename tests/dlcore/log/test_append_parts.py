@@ -39,13 +39,13 @@ def known(at: VersionedHead = EMPTY, *, is_stamped: bool = False) -> KnownHead:
 def test_ends_are_done_in_the_order_of_the_calls() -> None:
     """The last one says whether the writer closes, any one whether the log is sealed."""
     ends: Ends[str] = Ends()
-    assert (bool(ends), ends.is_closing, ends.is_sealing, ends.is_aside) == (False,) * 4
-    ends.ask(Ending.ASIDE, "aside")
+    assert (bool(ends), ends.is_closing, ends.is_sealing, ends.is_paused) == (False,) * 4
+    ends.ask(Ending.PAUSE, "pause")
     ends.ask(Ending.SEAL, "seal")
     ends.ask(Ending.CLOSE, "close")
-    assert (bool(ends), ends.is_closing, ends.is_sealing, ends.is_aside) == (True,) * 4
-    assert (ends.first, ends.take()) == (Ending.ASIDE, (Ending.ASIDE, "aside"))
-    assert (ends.clear(), bool(ends), ends.is_aside) == (["seal", "close"], False, True)
+    assert (bool(ends), ends.is_closing, ends.is_sealing, ends.is_paused) == (True,) * 4
+    assert (ends.first, ends.take()) == (Ending.PAUSE, (Ending.PAUSE, "pause"))
+    assert (ends.clear(), bool(ends), ends.is_paused) == (["seal", "close"], False, True)
 
 
 def test_an_overtaken_change_is_counted_until_one_is_made() -> None:
@@ -81,7 +81,7 @@ def test_records_that_were_given_up_are_reported_until_a_caller_knows() -> None:
     assert str(report.unwritten) == str(report.lost) == "1 record, transaction id 1"
     report.given_up()
     transmitter.drain()
-    report.failure_was_told()
+    report.failure_was_reported()
     assert (report.unwritten, str(report.lost)) == (None, "1 record, transaction id 1")
 
 

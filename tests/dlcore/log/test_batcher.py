@@ -24,6 +24,7 @@ from dlcore.log.entries.batcher import (
     Lists,
     checked_payload,
 )
+from tests.fixtures.lengths import for_each
 
 BATCH_BYTES = 200
 
@@ -69,9 +70,9 @@ class Batches(Batcher[int]):
         self.counted[-1] = before + records, bytes_before + size_bytes
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_what_is_counted_is_what_was_accepted(seed: int) -> None:
-    """Whenever somebody asks, and whether records are admitted one by one or many at once."""
+@for_each(range(30))
+def test_only_accepted_records_are_counted(seed: int) -> None:
+    """Whenever a caller asks, and whether records are admitted one by one or many at once."""
     rng = random.Random(seed)
     queue, pending = Batches(), (0, 0)
     for step in range(300):
@@ -112,7 +113,7 @@ def test_many_records_are_admitted_at_once_until_that_is_revoked() -> None:
     assert queue.admitted == 3
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each(range(10))
 def test_bounds_are_kept_to_the_record(seed: int) -> None:
     """One is accepted as long as less is pending than the bounds say, however many at once."""
     rng = random.Random(seed)
@@ -125,8 +126,12 @@ def test_bounds_are_kept_to_the_record(seed: int) -> None:
         queue.add_record(1, payload, 0)
         count += 1
         pending_bytes += len(payload) + RECORD_OVERHEAD_BYTES + RECORD_TICKET_BYTES
-    told = f"{pending_bytes} bytes in {count} records are pending, the limits are {bytes_max} bytes"
-    with pytest.raises(OverCapacityError, match=f"log 'clicks': {told} and {records_max} records:"):
+    reason = (
+        f"{pending_bytes} bytes in {count} records are pending, the limits are {bytes_max} bytes"
+    )
+    with pytest.raises(
+        OverCapacityError, match=f"log 'clicks': {reason} and {records_max} records:"
+    ):
         queue.add_record(1, b"", 0)
     rooms = [queue.has_room]
     for bytes_max, records_max in ((4, 4), (4, 3), (3, 4)):  # a quarter of each may be pending
@@ -136,7 +141,7 @@ def test_bounds_are_kept_to_the_record(seed: int) -> None:
     queue.add_record(1, b"", 0)
 
 
-def test_what_a_record_is_not_is_refused() -> None:
+def test_a_value_that_is_no_record_is_refused() -> None:
     """By the same rules as `checked_payload`, within a grant as well; the longest one is taken."""
     queue = Batches(batch_bytes=2**30)
     for txid, payload, error in (
@@ -169,7 +174,7 @@ def test_records_are_checked() -> None:
 
 
 def test_payloads_cannot_change_after_they_were_accepted() -> None:
-    """What is immutable is not copied."""
+    """Immutable values are not copied."""
     payload = b"x" * 1000
     assert checked_payload(1, payload, last_txid=0) is payload
     for view in (bytearray(b"abcd"), memoryview(b"abcd"), memoryview(b"a-b-c-d-")[::2]):

@@ -39,6 +39,7 @@ from dlcore.log.entries.body import (
 from dlcore.log.entries.compression import Compressor
 from dlcore.log.reading.rows import EntryRows
 from dlcore.log.reading.taking import take_records
+from tests.fixtures.lengths import for_each
 
 
 @pytest.mark.parametrize("count", [1, 2, 100, 101, 5000])
@@ -89,7 +90,7 @@ print("pandas" in sys.modules)
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize("seed", range(50))
+@for_each(range(50))
 def test_cut_makes_full_slices_of_a_slice(seed: int) -> None:
     """Slices join to the batch, none is too large, and none could have taken the next record."""
     rng = random.Random(seed)

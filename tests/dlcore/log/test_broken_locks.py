@@ -1,4 +1,4 @@
-"""The lock of a writer that is gone: deleted if it is that one's, and nobody else's."""
+"""The lock of a writer that is gone: deleted if it is that one's, and no other's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_the_lock_of_the_one_that_was_meant_is_deleted() -> None:
-    """Once; a lock of somebody else stays, and so does one's own."""
+    """Once; another writer's lock stays, and so does one's own."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         owner = await cluster.open("gone")
@@ -21,7 +21,7 @@ def test_the_lock_of_the_one_that_was_meant_is_deleted() -> None:
         assert not await logs.break_lock(log._log, "gone"), "there is none yet"
         writer = await (await owner.open_log("clicks")).open_writer()
         assert not await owner.log_context.logs.break_lock(log._log, "gone"), "it is its own"
-        assert not await logs.break_lock(log._log, "other"), "somebody else has it"
+        assert not await logs.break_lock(log._log, "other"), "another writer has it"
         held = await logs.read_lock(log._log)
         assert held is not None
         assert held.owner == "gone"

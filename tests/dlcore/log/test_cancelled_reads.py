@@ -140,7 +140,7 @@ def test_a_cancelled_read_loses_and_repeats_nothing(way: str) -> None:
 
 
 def test_the_position_stays_where_a_cancelled_read_began() -> None:
-    """So it may be stored: a reader from there gets what the cancelled one had."""
+    """It may be stored: a reader from there gets what the cancelled one had."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(log)
@@ -161,7 +161,7 @@ def test_the_position_stays_where_a_cancelled_read_began() -> None:
 
 
 def test_a_cancelled_seek_has_happened_or_not() -> None:
-    """What is read on from is what the position says."""
+    """A read goes on from the position."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(log)
@@ -196,7 +196,7 @@ async def merged_logs(cluster: MemoryCluster) -> list[int]:
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_a_cancelled_merged_read_loses_and_repeats_nothing(turns: int) -> None:
-    """Of any of its logs, whichever of them had given records by then."""
+    """A read of any of its logs, whichever of them had given records by then."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         wanted = await merged_logs(cluster)
@@ -334,7 +334,7 @@ def interrupt(
 def test_an_interrupted_read_loses_and_repeats_nothing(
     portal: ImpatientPortal, cluster: MemoryCluster, timeout_s: float | None
 ) -> None:
-    """Also when it had ended by then, and nobody knew."""
+    """Also when it had ended by then, without a caller that knew."""
 
     async def open_small() -> tuple[DirectLog, list[LogRecordWithDLSN]]:
         log = await cluster.namespaces[0].open_log("clicks")
@@ -484,7 +484,7 @@ def test_an_interrupted_watch_tells_all_that_it_found(
 
 
 @pytest.mark.parametrize("again", range(4))
-def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: int) -> None:
+def test_a_reader_cancelled_while_closing_leaves_no_read_to_the_collector(again: int) -> None:
     """It would end them in no order, and one that waits for another's end raises an error."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -507,7 +507,7 @@ def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: i
 
 
 @pytest.mark.parametrize("again", [3, 4])
-def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: int) -> None:
+def test_a_reader_cancelled_while_it_stops_to_follow_leaves_nothing_behind(again: int) -> None:
     """Neither a stream of a bookie nor a task that waits for one."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:
@@ -533,7 +533,7 @@ def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: 
     on_log(body)
 
 
-def test_who_waits_is_told_that_the_reader_is_closed_by_one_who_was_cancelled() -> None:
+def test_a_cancelled_close_of_a_reader_still_ends_the_waits() -> None:
     """Also if that was while it waited for the end of the call under way."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:

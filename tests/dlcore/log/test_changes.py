@@ -219,7 +219,7 @@ def test_a_writer_that_pauses_goes_on_in_its_segment() -> None:
     assert [extent.ledger_id for extent in second.extents] == [10]
 
 
-def test_what_an_append_writes_does_not_grow() -> None:
+def test_the_writes_of_an_append_do_not_grow() -> None:
     """The head always, and with every few extents a chunk; bytes as after a handful of extents."""
     tree = Tree()
     sizes: list[int] = []

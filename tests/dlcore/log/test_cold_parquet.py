@@ -289,7 +289,7 @@ def test_ids_of_fields_stay() -> None:
         (pa.schema([("m", pa.month_day_nano_interval())]), "Parquet cannot hold"),
     ],
 )
-def test_what_parquet_cannot_hold_is_refused(schema: pa.Schema, why: str) -> None:
+def test_a_type_that_parquet_lacks_is_refused(schema: pa.Schema, why: str) -> None:
     """Such a log stays on bookies."""
     with pytest.raises(UnsupportedError, match=why):
         made([], LogSchema.first(columns_of(schema)), 1)

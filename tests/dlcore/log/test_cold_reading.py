@@ -179,7 +179,7 @@ def test_all_readers_together_read_no_more_at_once(at_once: int, most: int) -> N
 
 
 def test_a_reader_that_takes_nothing_holds_up_no_other() -> None:
-    """What lies ahead of it is bounded by bytes, and others read beside it."""
+    """The read-ahead is bounded by bytes, and others read beside it."""
 
     async def body() -> None:
         scene = Scene(cold_reads_at_once=8, cold_read_bytes=20_000)

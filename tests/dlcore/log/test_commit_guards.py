@@ -1,6 +1,6 @@
 """The guards that keep a late commit from doing harm, each alone: nothing else changes beside it.
 
-An append is planned from what it reads, and somebody else is quicker: as when its process stood
+An append is planned from what it reads, and another writer is quicker: as when its process stood
 still meanwhile.
 """
 

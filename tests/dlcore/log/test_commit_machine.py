@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dlcore.base.backoff import TOLD_AFTER_S
+from dlcore.base.backoff import REPORTED_AFTER_S
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -240,19 +240,19 @@ def test_a_writer_is_asked_for_a_turn(turn: str) -> None:
 
 def test_the_wait_for_writers_ends() -> None:
     """A long one is reported once; one that gives turns gets `ASKING_S` at least."""
-    bench = Bench(terms=replace(TERMS, lock_timeout_s=TOLD_AFTER_S + 1.5))
+    bench = Bench(terms=replace(TERMS, lock_timeout_s=REPORTED_AFTER_S + 1.5))
     holder = bench.at.hold("refused")
     lock = (AwaitedLock(CLICKS, holder, None),)
     wait = bench.begin(extent_of(), now=10.0)
     assert wait == AwaitLocks(lock, LOOKS_EVERY_S, None)
     text = "log 'clicks' is owned by the writer writer"
     look = bench.handle(Signal.WAIT_OVER)
-    wait = bench.look(look, now=10.0 + TOLD_AFTER_S)
+    wait = bench.look(look, now=10.0 + REPORTED_AFTER_S)
     assert wait == AwaitLocks(lock, LOOKS_EVERY_S, f"{text}; waiting for 2 s more")
-    wait = bench.look(bench.handle(Signal.WAIT_OVER), now=10.0 + TOLD_AFTER_S + 1)
+    wait = bench.look(bench.handle(Signal.WAIT_OVER), now=10.0 + REPORTED_AFTER_S + 1)
     assert wait == AwaitLocks(lock, 0.5, None)
     look = bench.handle(Signal.WAIT_OVER)
-    error = refused(bench.look(look, now=10.0 + TOLD_AFTER_S + 1.5))
+    error = refused(bench.look(look, now=10.0 + REPORTED_AFTER_S + 1.5))
     assert isinstance(error, OwnershipAcquireFailedError)
     assert (str(error), error.owner) == (f"{text} (waited 6.5 s)", "writer")
     bench.at.hold("asked", owner="me")
@@ -344,7 +344,7 @@ def test_an_error_names_a_few_logs() -> None:
 
 
 def test_extents_that_cannot_be_committed() -> None:
-    """Of another identity, given twice, for a log that is gone, or for two logs of one name."""
+    """Parts of another append, given twice, for a log that is gone, or for two logs of one name."""
     bench = Bench()
     strange = bench.handle(Begin((extent_of(identity="thief"),), {}, 0.0))
     assert "an extent staged as 'thief'" in str(refused(strange))

@@ -82,7 +82,7 @@ def test_appends_of_a_run_are_all_committed() -> None:
 
 @pytest.mark.parametrize("survived", range(4))
 def test_a_repetition_goes_on_where_the_run_ended(survived: int) -> None:
-    """What is committed is skipped, in whichever append the run died."""
+    """Committed versions are skipped, in whichever append the run died."""
     store = Store()
     store.appends("abc"[:survived], "r1")
     verdicts = store.appends("abc", "r2")
@@ -117,7 +117,7 @@ def test_overlap_shows_also_when_both_would_be_skipped() -> None:
     """Where one of them dies before it commits, the next run does not take its place."""
     store = Store()
     store.append("a", "r1")
-    assert store.append("b", "r2") is Verdict.SKIP  # in truth "a"'s place: order was never told
+    assert store.append("b", "r2") is Verdict.SKIP  # in truth "a"'s place: order was never reported
     assert store.append("a", "r2", began_before_ns=15) is Verdict.CONFLICTING
 
 
@@ -226,7 +226,7 @@ def test_a_strict_appender_repeats_its_latest_version_only() -> None:
 
 @pytest.mark.parametrize("run", ["", "r2"])
 def test_a_strict_appender_repeats_a_version_to_the_same_logs(run: str) -> None:
-    """What shares no log with all that is committed is another's; what is empty loses nothing."""
+    """A run that shares no committed log is another's; an empty one loses nothing."""
     store = Store()
     store.append("a", run and "r1", logs={"x", "y"})
     before = store.record
@@ -250,7 +250,7 @@ def test_the_logs_of_all_appends_of_a_version_count() -> None:
     assert store.append("a", "r3", logs={"u"}) is Verdict.ELSEWHERE
 
 
-def test_of_too_many_logs_none_is_remembered() -> None:
+def test_too_many_logs_are_not_remembered() -> None:
     """The record stays small; an unknown version is skipped, as its append was acknowledged."""
     store = Store()
     names = [f"log-{number}" for number in range(LOGS_REMEMBERED_MAX)]

@@ -44,7 +44,9 @@ def rows(size_bytes: int, *, seed: int | None = None) -> pa.RecordBatch:
         ("zstd", False, 8, False),
     ],
 )
-def test_what_is_compressed(compression: str, typed: bool, size_bytes: int, expected: bool) -> None:
+def test_entries_that_are_compressed(
+    compression: str, typed: bool, size_bytes: int, expected: bool
+) -> None:
     """By default large entries of typed logs; where it is asked for, all that become smaller."""
     batch = rows(size_bytes)
     message, is_compressed = Compressor(compression).message(batch, typed=typed)
@@ -60,7 +62,7 @@ def test_whether_records_need_arrow_to_be_encoded() -> None:
     assert left == {"auto": True, "none": True, "lz4": False, "zstd": False}
 
 
-def test_what_does_not_become_smaller_is_not_tried_again_at_once() -> None:
+def test_entries_that_do_not_shrink_are_not_compressed_again_at_once() -> None:
     """Entries of 15 times its size pass untried; a larger one than those is tried."""
     compressor = Compressor("auto")
     poor, good = rows(COMPRESSED_BYTES_MIN, seed=1), rows(COMPRESSED_BYTES_MIN)

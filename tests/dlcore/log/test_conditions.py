@@ -105,7 +105,7 @@ def test_the_right_rows_are_found(text: str, rows: list[int]) -> None:
         ("lasted = '3'", "which `=` cannot compare"),
     ],
 )
-def test_what_is_wrong_is_told(text: str, reason: str) -> None:
+def test_a_mistake_is_named_in_the_error(text: str, reason: str) -> None:
     """Goal: the error names the place, the column and its type, and what would be right."""
     with pytest.raises(ConfigurationError) as raised:
         Matcher("clicks", parse_conditions(text), COLUMNS)

@@ -1,4 +1,4 @@
-"""Logs whose metadata is damaged: told, kept from hiding others, and deleted when that is said.
+"""Logs whose metadata is damaged: reported, kept from hiding others, and deleted when that is said.
 
 Method: logs over a metadata store in memory, in which nodes are removed or overwritten by hand.
 """
@@ -75,17 +75,17 @@ async def damage_segment(context: LogContext, name: str, paths: LogPaths) -> Non
 
 
 async def damage_head(context: LogContext, name: str, paths: LogPaths) -> None:
-    """Nothing can be told of the log."""
+    """Nothing is known of the log."""
     await overwrite(context, paths.head)
 
 
 async def damage_end(context: LogContext, name: str, paths: LogPaths) -> None:
-    """The ledger of the last segment cannot be told."""
+    """The ledger of the last segment is unknown."""
     await overwrite(context, paths.segment(3))
 
 
 async def damage_settings(context: LogContext, name: str, paths: LogPaths) -> None:
-    """Nobody knows how it is to be written."""
+    """It is unknown how to write it."""
     try:
         await context.store.create(paths.settings, b"no value")
     except NodeExistsError:
@@ -93,7 +93,7 @@ async def damage_settings(context: LogContext, name: str, paths: LogPaths) -> No
 
 
 async def damage_name(context: LogContext, name: str, paths: LogPaths) -> None:
-    """The id can still be told of it."""
+    """Its id can still be known."""
     path = context.paths.log(name)
     node = await context.store.get(path)
     assert node is not None
@@ -198,7 +198,7 @@ def test_a_name_that_leads_elsewhere(leads_to: str) -> None:
         await fill(namespace, "clicks")
         node = await context.store.get(context.paths.log("clicks"))
         log_id = (await context.logs.find("clicks")).log_id
-        to_id = (await context.logs.find("other")).log_id if leads_to == "other" else "nobody"
+        to_id = (await context.logs.find("other")).log_id if leads_to == "other" else "unknown"
         assert node is not None
         value = node.value.replace(log_id.encode(), to_id.encode())
         await context.store.put(context.paths.log("clicks"), value, version=ANY_VERSION)
@@ -209,7 +209,7 @@ def test_a_name_that_leads_elsewhere(leads_to: str) -> None:
 
 
 def test_a_damaged_log_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """In lists, watches, snapshots and audits; a long name that nobody can tell is told by path."""
+    """In lists, watches, snapshots and audits; a long name that is unknown is reported by path."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         context = namespace.log_context
@@ -286,7 +286,7 @@ def test_a_sweep_removes_what_a_damaged_deleted_log_left(
         manager = await namespace.open_log("clicks")
         await damage_segment(context, "clicks", paths)
         await overwrite(context, paths.segment(3))
-        await context.store.create(context.paths.commit("nobody"), b"no value")
+        await context.store.create(context.paths.commit("unknown"), b"no value")
         await manager.delete()
         assert not [path for path in cluster.tree.dump() if log_id in path]
         assert len((await audit(context)).orphans) == 2

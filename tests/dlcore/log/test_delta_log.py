@@ -108,7 +108,7 @@ ADD = {"path": B.name, "size": 20, "stats": json.dumps({"numRecords": 2})}
         "text",
     ],
 )
-def test_what_the_library_reads(line: Any) -> None:
+def test_tables_that_the_library_reads(line: Any) -> None:
     """Anything that dlog does not write, or that is damaged."""
     assert after(STATE, commit() + json.dumps(line).encode(), "c/l") is None
 

@@ -118,7 +118,7 @@ def test_only_later_commits_are_read(scene: Scene, monkeypatch: pytest.MonkeyPat
     assert DeltaTable(scene.url).to_pyarrow_table().num_rows == 4
 
 
-def test_what_the_library_committed_is_read(scene: Scene) -> None:
+def test_commits_of_the_library_are_read(scene: Scene) -> None:
     """A column more, a checkpoint, and another program's property."""
     table = scene.table()
     asyncio.run(table.look())
@@ -177,7 +177,7 @@ def test_a_table_that_others_committed_to_very_often(
     assert scene.look().version == 5
 
 
-def test_of_two_commits_one_is_refused(scene: Scene) -> None:
+def test_one_of_two_commits_is_refused(scene: Scene) -> None:
     """The one whose table is not the newest any more; also a column that comes too late."""
     first, second, third = (scene.table() for _ in range(3))
     for each in (first, second, third):

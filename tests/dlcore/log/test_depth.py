@@ -171,7 +171,7 @@ def test_opening_a_writer_and_its_first_write() -> None:
 
 
 def test_snapshots() -> None:
-    """Of what has not changed nothing is asked; of what has, the heads at once."""
+    """Unchanged logs cost no request; the heads of changed ones are read at once."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:
         logs = [f"log{number}" for number in range(50)]
@@ -181,7 +181,7 @@ def test_snapshots() -> None:
         assert list(await client.namespace.get_snapshots(logs)) == logs
         for _ in range(2):  # asked for again they are watched
             await client.namespace.get_snapshots(logs)
-            await asyncio.sleep(0.01)  # the watches have told what they tell at first
+            await asyncio.sleep(0.01)  # the watches have made their first reports
         with client.store.record() as requests:
             same = await client.namespace.get_snapshots(logs)
             assert requests.count == 0
@@ -220,7 +220,7 @@ def test_snapshots_of_a_log_that_is_written() -> None:
                 await writer.commit()
                 with client.store.record() as requests:
                     assert await end() == DLSN(1, txid + 1, 0)
-                await asyncio.sleep(0.01)  # the watch has told what it tells at first
+                await asyncio.sleep(0.01)  # the watch has made its first report
             assert requests.kinds["sync"] == 1
             assert requests.kinds["get_many"] == 0
             assert requests.depth == 1
@@ -232,7 +232,7 @@ def test_snapshots_of_a_log_that_is_written() -> None:
     counting(body)
 
 
-def test_what_is_known_of_a_log_that_is_written_is_not_read_again() -> None:
+def test_known_facts_of_a_written_log_are_not_read_again() -> None:
     """Bookies are asked for its last entry if there are new ones, else only whether there are."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:
@@ -248,7 +248,7 @@ def test_what_is_known_of_a_log_that_is_written_is_not_read_again() -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
             await writer.commit()
-            for _ in range(3):  # until the watch has told what it tells at first
+            for _ in range(3):  # until the watch has made its first report
                 snapshot, asked = await look()
             assert await look() == (snapshot, asked)
             for txid in (2, 3):
@@ -278,7 +278,7 @@ async def looked_at(client: Counted) -> tuple[DirectLog, DirectWriter]:
 
 
 def test_a_change_while_a_log_is_looked_at_is_not_missed() -> None:
-    """What bookies said before it was heard of does not count."""
+    """Answers of bookies before the notice do not count."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:
         _, writer = await looked_at(client)
@@ -300,7 +300,7 @@ def test_a_change_while_a_log_is_looked_at_is_not_missed() -> None:
     counting(body)
 
 
-def test_what_bookies_said_of_an_earlier_head_does_not_count() -> None:
+def test_answers_of_bookies_for_an_earlier_head_do_not_count() -> None:
     """Not even if another call has covered by then what was heard of since."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:

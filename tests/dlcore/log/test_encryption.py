@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from dlcore.access.encryption_keys import EncryptionKeys
-from dlcore.access.master_keys import MasterKey, MasterKeys
+from dlcore.base.access.encryption_keys import EncryptionKeys
+from dlcore.base.access.master_keys import MasterKey, MasterKeys
 from dlcore.base.errors import EncryptionKeyError, InvalidEntryError
 from dlcore.log.entries import encryption
 from dlcore.log.entries.batches import batch_of
@@ -70,7 +70,7 @@ def decrypted(
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_reader_with_the_key_sees_what_was_written(compression: str) -> None:
-    """And nobody sees it in the entry; the header stays as it was, but for the flag."""
+    """And the entry does not show it; the header stays as it was, but for the flag."""
     keys, clear = fixed_keys("k"), b"".join(clear_entry(compression))
     body = encrypted_entry(keys, compression=compression)
     assert WORD in b"".join(clear_entry())
@@ -140,7 +140,7 @@ def test_an_entry_of_another_log_is_refused() -> None:
 
 
 def test_a_key_of_the_same_name_that_is_another_is_refused() -> None:
-    """The error does not say which of all things it is, because nobody can know."""
+    """The error does not say which of them it is, because that cannot be known."""
     other = EncryptionKeys(MasterKeys([MasterKey("k", secret_of("other"))]))
     with pytest.raises(InvalidEntryError, match="the key of this name is not the one"):
         decrypted(encrypted_entry(fixed_keys("k")), other)

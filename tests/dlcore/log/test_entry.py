@@ -1,4 +1,4 @@
-"""Entries that are moved to another extent: the same records, told by a header of their own."""
+"""Entries that are moved to another extent: the same records under a header of their own."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_moved_entry_holds_the_same_records(compression: str) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_columns_that_are_wanted_are_there(compression: str) -> None:
-    """Of a compressed entry no others; what is asked for and is no column of it is not missed."""
+    """A compressed entry has no others; an asked column that it lacks is no error."""
     body = entry(compression)
     header = decode_entry_header(body)
     for columns in (frozenset[str](), frozenset({"more"}), frozenset({"value", "more"})):
@@ -81,7 +81,7 @@ def test_columns_that_are_wanted_are_there(compression: str) -> None:
         decode_entry_batch(body[:-60], header, None, frozenset())
 
 
-def test_what_an_extent_said_of_its_entries_they_say_themselves() -> None:
+def test_facts_of_an_extent_about_entries_are_in_the_entries() -> None:
     """Assigned transaction ids and the floor of the timestamps; also after another move."""
     moved = b"".join(move_entry(entry(), records_before=0, floor_ms=5_000, assigned_txid=9))
     again = b"".join(move_entry(moved, records_before=8, floor_ms=0, assigned_txid=None))

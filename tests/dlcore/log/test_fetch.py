@@ -198,7 +198,7 @@ def test_the_next_segment_is_opened_before_its_turn(monkeypatch: pytest.MonkeyPa
     on_log(body)
 
 
-def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_fetched_behind_the_end_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reader ends there; a reader with a truncated start gets an error, the first one too."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -225,7 +225,7 @@ def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("is_truncated", [True, False])
-def test_what_is_opened_before_its_turn_may_be_gone(
+def test_an_extent_opened_before_its_turn_may_be_gone(
     monkeypatch: pytest.MonkeyPatch, *, is_truncated: bool
 ) -> None:
     """That is an error when its turn comes and not before, unless a truncation explains it."""
@@ -269,7 +269,7 @@ def test_what_is_opened_before_its_turn_may_be_gone(
 
 
 def test_an_error_takes_no_records_with_it() -> None:
-    """What was collected before it is returned; the next call meets the error."""
+    """Records collected before it are returned; the next call raises the error."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, read_unavailable_timeout_s=0.2)
@@ -320,7 +320,7 @@ def test_a_follower_learns_that_all_bookies_are_gone(monkeypatch: pytest.MonkeyP
     on_log(body)
 
 
-def test_what_is_known_to_be_there_is_read_without_another_look(
+def test_entries_known_to_be_there_are_read_without_another_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A caller that is faster than the bookies asks the metadata store at the end only."""
@@ -343,7 +343,7 @@ def test_what_is_known_to_be_there_is_read_without_another_look(
     on_log(body)
 
 
-def test_what_was_known_to_be_there_is_truncated_before_it_is_read() -> None:
+def test_known_entries_are_truncated_before_they_are_read() -> None:
     """A reader that waits for it learns that nothing is left, and waits for no other record."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -375,7 +375,7 @@ def test_two_who_read_one_history_at_once_do_not_disturb_each_other() -> None:
     on_log(body)
 
 
-def test_what_is_pushed_is_buffered_within_the_bound() -> None:
+def test_pushed_entries_are_buffered_within_the_bound() -> None:
     """A tail reader that is slow gets all of it, in order."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

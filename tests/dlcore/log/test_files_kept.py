@@ -25,7 +25,7 @@ def test_those_that_were_not_used_for_longest_go() -> None:
 
 
 def test_one_that_is_forgotten_counts_no_more() -> None:
-    """What is not kept may be forgotten, too."""
+    """A file that is not kept may be forgotten, too."""
     kept = FilesKept[str](files_max=10)
     kept.put("a", "A", files=6)
     for url in ("a", "a", "b"):

@@ -281,7 +281,7 @@ def test_an_unfinished_fork_that_was_swept(monkeypatch: pytest.MonkeyPatch) -> N
     assert bench.look(look) == Ended(False)
 
 
-def test_what_the_store_refuses_ends_it() -> None:
+def test_a_refusal_of_the_store_ends_it() -> None:
     """And so do too many attempts."""
     bench = Bench()
     bench.handle(Signal.BEGIN)
@@ -376,7 +376,7 @@ def state_of(*segments: LogSegment, **head: Any) -> LogState:
     return LogState(log=log, head=made, version=1, segments=segments)
 
 
-def test_what_is_cold_from_the_beginning_on() -> None:
+def test_segments_that_are_cold_from_the_beginning_on() -> None:
     """Up to the first extent that is on bookies, and to a segment in progress."""
     assert cut_of(state_of(*SEGMENTS), None) == ForkCut(DLSN(4, 0, 0), SEGMENTS)
     mixed = segment(3, cold(3), final(4))

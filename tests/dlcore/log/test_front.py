@@ -1,4 +1,4 @@
-"""Goal: of a segment that stays exactly the extents at its front go that nobody may read any more.
+"""Goal: a segment that stays loses exactly the extents at its front that no reader may read now.
 
 Method: each case says where the log is truncated and which extents go, of three with three entries
 each; `test_changes.py` does the same by chance, over chunks and the ends of segments.
@@ -59,7 +59,7 @@ def count(piece: Piece | None) -> int:
         ((6, 1, 0), 2),
     ],
 )
-def test_what_lies_before_the_first_position_goes(
+def test_extents_before_the_first_position_go(
     first_active: tuple[int, int, int], gone: int
 ) -> None:
     """Out of the end of a segment, or of a chunk; what is left says what was before it."""
@@ -108,7 +108,7 @@ def test_the_segment_with_the_last_stamps_stays_whole() -> None:
 
 
 @pytest.mark.parametrize(("entries", "gone"), [(14, 2), (15, 2), (18, 3), (9, 0), (10, 1)])
-def test_of_the_segment_in_progress_the_last_chunked_extent_stays(entries: int, gone: int) -> None:
+def test_the_last_chunked_extent_of_the_segment_in_progress_stays(entries: int, gone: int) -> None:
     """Its tail is in the head, for the next change of a writer."""
     segment = OpenSegment(
         created_ms=1, start_sequence_id=100, chunk_count=9, chunked=Totals(entries=entries)

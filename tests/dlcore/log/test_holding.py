@@ -1,7 +1,7 @@
 """Goal: every transition of the machine of a stored position.
 
 Method: exact effects over a node and its lock; then seeded chance among several readers, with lost
-answers, lost sessions and cancelled calls: nobody moves what another one has taken.
+answers, lost sessions and cancelled calls: no consumer moves what another one has taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.base.backoff import TOLD_AFTER_S
+from dlcore.base.backoff import REPORTED_AFTER_S
 from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
@@ -210,11 +210,11 @@ def test_another_reader_is_waited_for() -> None:
     at = Nodes()
     Bench(at, "first").taken()
     bench = Bench(at)
-    timeout_s = TOLD_AFTER_S + 3.0
+    timeout_s = REPORTED_AFTER_S + 3.0
     wait = bench.run(Take(timeout_s, 10.0), until=AwaitLock, now=10.0)
     text = "log 'clicks': another reader has subscriber 's': x"
-    assert wait == AwaitLock(TOLD_AFTER_S, None)
-    wait = bench.run(Signal.WAIT_OVER, until=AwaitLock, now=10.0 + TOLD_AFTER_S)
+    assert wait == AwaitLock(REPORTED_AFTER_S, None)
+    wait = bench.run(Signal.WAIT_OVER, until=AwaitLock, now=10.0 + REPORTED_AFTER_S)
     assert wait == AwaitLock(3.0, f"{text}; waiting for 3 s more")
     error = bench.outcome(Signal.WAIT_OVER, now=10.0 + timeout_s)
     assert isinstance(error, OwnershipAcquireFailedError)
@@ -308,7 +308,7 @@ def test_a_reader_that_was_replaced_moves_nothing() -> None:
 
 
 def test_a_reader_gets_its_lock_back() -> None:
-    """If nobody took the subscription meanwhile."""
+    """If no one took the subscription meanwhile."""
     bench = Bench().taken()
     bench.at.lock = None
     bench.handle(Signal.EXPIRED)
@@ -407,7 +407,7 @@ def test_a_subscription_is_forgotten_under_its_lock() -> None:
     assert (at.stored, at.lock) == (None, None)
 
 
-def test_other_failures_are_told_to_the_caller() -> None:
+def test_other_failures_are_raised_to_the_caller() -> None:
     """Those of a removal, of a look, and of a lock, and what the store refuses for good."""
     bench = Bench().taken()
     for job in (CommitPosition(NEXT), Remove(), Forget(Mark(1, "t"), 0.0)):
@@ -421,7 +421,7 @@ def test_other_failures_are_told_to_the_caller() -> None:
     assert bench.handle(Stored(2)) == Ended(None)
 
 
-def test_chance_makes_every_transition_and_nobody_moves_what_is_another_s() -> None:
+def test_chance_makes_every_transition_and_no_one_moves_anothers_position() -> None:
     """Three readers and a client meet."""
     made: set[tuple[HoldState, HoldState]] = set()
     for seed in range(600):

@@ -261,7 +261,7 @@ def test_a_position_of_another_log_or_cluster_is_none() -> None:
             position_of(broken, "c/l")
 
 
-def test_what_another_program_did_is_refused() -> None:
+def test_changes_of_another_program_are_refused() -> None:
     """It changed files, or went back to an older snapshot, as after an import of the table."""
     one, two = snapshot(1, (1, 4)), snapshot(2, (3, 7))
     for by in ("append", "overwrite", "delete"):

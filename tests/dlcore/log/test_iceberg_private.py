@@ -61,7 +61,7 @@ def test_no_other_module_uses_private_names_of_libraries() -> None:
 def test_only_manifests_that_hold_what_goes_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of some manifests one has the file that is removed."""
+    """One of some manifests has the file that is removed."""
     make_catalog(tmp_path / "catalog", monkeypatch)
     columns = columns_of_object(None, 0)
     rows = [pa.array([0]).cast(each.type) for each in POSITIONS]

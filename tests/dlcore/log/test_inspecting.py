@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def test_first_and_last_record() -> None:
-    """Of an empty log, a truncated one, a sealed one, and while it is written."""
+    """An empty log, a truncated one, a sealed one, and one that is written."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for get in (log.get_first_record, log.get_last_record, log.get_first_txid):
@@ -96,7 +96,7 @@ def test_the_status_of_a_log() -> None:
 
 
 def test_segments_are_watched() -> None:
-    """The state at once, and after each change; deletion is told; closing ends the waiting."""
+    """The state at once, and after each change; deletion is reported; closing ends the waiting."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         watch = log.watch_segments()
@@ -168,7 +168,7 @@ def concrete(found: object) -> list[type[Any]]:
     return [each for kind in derived for each in concrete(kind)]
 
 
-def test_what_a_notebook_shows() -> None:
+def test_the_output_in_a_notebook() -> None:
     """Short texts, and tables; nothing that a name could break."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

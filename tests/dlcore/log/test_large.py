@@ -66,7 +66,7 @@ def below(cluster: MemoryCluster, *parts: str) -> list[str]:
 
 
 def test_everyday_work() -> None:
-    """What is there is listed and counted, and more is appended and written."""
+    """Its content is listed and counted, and more is appended and written."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         assert await namespace.get_logs() == ["old"]

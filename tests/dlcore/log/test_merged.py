@@ -99,7 +99,7 @@ def test_following_keeps_the_order_over_all_time() -> None:
     on_log(body)
 
 
-def test_what_cannot_be_merged() -> None:
+def test_logs_that_cannot_be_merged() -> None:
     """Each log once, and each of them there."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
@@ -119,7 +119,7 @@ def test_what_cannot_be_merged() -> None:
     on_log(body)
 
 
-def test_what_is_here_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the records are: of each log its share of all that may be here."""
     monkeypatch.setattr(merged, "_HERE_BYTES", 300_000)
 
@@ -174,7 +174,7 @@ def test_an_error_of_one_log_waits_for_no_other() -> None:
     on_log(body)
 
 
-def test_who_is_cancelled_while_he_closes_closes_each_of_the_readers() -> None:
+def test_a_cancelled_close_closes_each_of_the_readers() -> None:
     """And not only those whose turn had come."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:

@@ -103,7 +103,7 @@ def test_any_extents_come_back(some: list[Extent], is_open: bool) -> None:
 
 
 def test_extents_of_a_micro_batch_are_small() -> None:
-    """What follows the one before it in ledger, time and transaction id takes about 20 bytes."""
+    """A segment that follows the one before in ledger, time and transaction id takes 20 bytes."""
     some = []
     for number in range(8):
         time_ms = 1_700_000_000_000 + 1_000 * number
@@ -123,7 +123,7 @@ def test_extents_of_a_micro_batch_are_small() -> None:
 
 
 @pytest.mark.parametrize("flat", [(1, 2), (0, -1, 0, 0, 0, 0, 0, 0, 0, 0)])
-def test_what_are_no_extents(flat: tuple[int, ...]) -> None:
+def test_values_that_are_no_extents(flat: tuple[int, ...]) -> None:
     """Half of one, or one of a ledger that cannot be."""
     with pytest.raises(CorruptMetadataError):
         unpack(flat)
@@ -173,8 +173,8 @@ def test_a_view_may_leave_out_segments_at_its_front() -> None:
     assert state_of((), ()).segment(1) is None
 
 
-def test_of_many_committed_ranges_the_lowest_gaps_close() -> None:
-    """What lies in a closed gap counts as committed: refused rather than doubled."""
+def test_the_lowest_gaps_of_many_committed_ranges_close() -> None:
+    """A version in a closed gap counts as committed: refused rather than doubled."""
     staged = STAGED
     for number in range(COMMITTED_RUNS_MAX + 1):
         after = staged.with_committed([(10 * number, 10 * number)])

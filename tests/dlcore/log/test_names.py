@@ -1,7 +1,7 @@
-"""A dictionary of names that is told every change agrees with the names in the end.
+"""A dictionary of names that gets every change agrees with the names in the end.
 
 Goal: however creations, deletions, renames and looks mix, and however late a look is applied, the
-changes told can be applied one after the other, and end in the names there are.  Method: exact
+reported changes can be applied one after the other, and give the names there are.  Method: exact
 changes of small cases; random ones beside a plain dictionary.
 """
 
@@ -14,7 +14,7 @@ import pytest
 
 from dlcore.log.metadata.names import KnownNames, LogChange, LogChangeKind
 from dlcore.metadata.paths import bucket_of
-from tests.fixtures.lengths import sample
+from tests.fixtures.lengths import for_each, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ class World:
     def __init__(self) -> None:
         self.ids: dict[str, str] = {}  # by name
         self.known = KnownNames()
-        self.told: dict[str, str] = {}  # by name
+        self.notified: dict[str, str] = {}  # by name
         self.count = 0
         self.renamed: set[str] = set()
 
@@ -59,15 +59,15 @@ class World:
         for change in changes:
             if change.kind is not CREATED:
                 old = change.name if change.old_name is None else change.old_name
-                assert self.told.pop(old) == change.log_id
+                assert self.notified.pop(old) == change.log_id
             if change.kind is not DELETED:
-                assert change.name not in self.told
-                self.told[change.name] = change.log_id
-        assert self.known.names("") == sorted(self.told)
+                assert change.name not in self.notified
+                self.notified[change.name] = change.log_id
+        assert self.known.names("") == sorted(self.notified)
         return changes
 
     def look(self, *names: str) -> list[tuple[LogChangeKind, str, str | None]]:
-        """Look at the buckets of these names; return what is told."""
+        """Look at the buckets of these names; return the changes."""
         changes: list[LogChange] = []
         for bucket in dict.fromkeys(map(bucket_of, names)):
             changes += self.apply(bucket, self.listed(bucket))
@@ -85,7 +85,7 @@ def test_creations_and_deletions_are_reported_once() -> None:
     assert world.look("b", "a") == [(DELETED, "a", None)]
 
 
-def test_a_log_that_was_created_again_is_told_as_deleted_and_created() -> None:
+def test_a_log_that_was_created_again_is_reported_as_deleted_and_created() -> None:
     """Its name is the same, and it is another one."""
     world = World()
     world.create("a")
@@ -94,7 +94,7 @@ def test_a_log_that_was_created_again_is_told_as_deleted_and_created() -> None:
     assert world.look("a") == [(DELETED, "a", None), (CREATED, "a", None)]
 
 
-def test_a_look_that_is_older_than_what_was_told() -> None:
+def test_a_look_that_is_older_than_the_reports() -> None:
     """A log that is not in it and lives is still there."""
     world = World()
     empty = world.listed(bucket_of("a"))
@@ -116,7 +116,7 @@ def test_a_rename_is_reported_once_whichever_name_is_looked_at_first(first: str)
 
 @pytest.mark.parametrize("names", [("a", "c", "b"), ("z", "c", "b")])
 def test_a_name_that_went_on_is_free_before_it_is_given(names: tuple[str, str, str]) -> None:
-    """Of a log that is renamed, and another that takes its name, the first is told first."""
+    """A log is renamed, and another takes its name: the rename is reported first."""
     name, to, taker = names
     world = World()
     world.create(name)
@@ -128,7 +128,7 @@ def test_a_name_that_went_on_is_free_before_it_is_given(names: tuple[str, str, s
 
 
 def test_two_logs_that_changed_names() -> None:
-    """No order of renames tells it: one of them is told as deleted and created."""
+    """No order of renames describes it: one of them is reported as deleted and created."""
     world = World()
     world.create("a")
     world.create("b")
@@ -137,11 +137,11 @@ def test_two_logs_that_changed_names() -> None:
         world.rename(name, to)
     changes = world.look("a", "b")
     assert sorted(kind.value for kind, *_ in changes) == ["created", "deleted", "renamed"]
-    assert world.told == world.ids
+    assert world.notified == world.ids
 
 
 def test_a_look_that_is_applied_late() -> None:
-    """What moved on meanwhile is told as it is now."""
+    """A log that moved on meanwhile is reported as it is now."""
     world = World()
     world.create("a")
     world.look("a")
@@ -153,11 +153,11 @@ def test_a_look_that_is_applied_late() -> None:
     world.rename("b", "a")
     assert world.apply(bucket_of("b"), world.listed(bucket_of("b")))
     assert world.apply(bucket_of("a"), before) == []
-    assert world.told == {"a": "id-1"}
+    assert world.notified == {"a": "id-1"}
 
 
 @pytest.mark.parametrize(
-    ("old_name", "name", "told"),
+    ("old_name", "name", "expected"),
     [
         (None, "x/a", ("created", "x/a", None)),
         (None, "y/a", None),
@@ -168,15 +168,15 @@ def test_a_look_that_is_applied_late() -> None:
     ],
 )
 def test_a_prefix(
-    old_name: str | None, name: str, told: tuple[str, str, str | None] | None
+    old_name: str | None, name: str, expected: tuple[str, str, str | None] | None
 ) -> None:
     """A rename into it is a creation, one out of it a deletion."""
     kind = CREATED if old_name is None else RENAMED
     change = LogChange(kind=kind, name=name, log_id="1", old_name=old_name).within("x/")
-    assert (change and (change.kind.value, change.name, change.old_name)) == told
+    assert (change and (change.kind.value, change.name, change.old_name)) == expected
 
 
-@pytest.mark.parametrize("seed", sample(range(2000), 200))
+@for_each(sample(range(2000), 200))
 def test_random_changes_and_looks(seed: int) -> None:
     """Each change is followed by a look at its buckets, at any later time, of any age."""
     rng = random.Random(seed)
@@ -206,4 +206,4 @@ def test_random_changes_and_looks(seed: int) -> None:
         world.apply(bucket, found)
     for bucket in due:
         world.apply(bucket, world.listed(bucket))
-    assert world.told == world.ids
+    assert world.notified == world.ids

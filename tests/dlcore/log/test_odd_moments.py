@@ -48,7 +48,7 @@ async def write_segments(log: DirectLog, count: int, *, first: int = 1) -> None:
 
 
 def test_a_reader_and_positions_by_time() -> None:
-    """Of records written at several times; a manager that is closed answers no more."""
+    """Records written at several times; a manager that is closed answers no more."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]
@@ -101,7 +101,7 @@ def test_a_ledger_that_is_gone_is_an_error_unless_the_log_has_changed() -> None:
     on_log(body)
 
 
-def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_for_ledgers_and_logs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest goes; it is read again when it is asked for."""
     monkeypatch.setattr("dlcore.log.metadata.ledger_cache._LEDGERS_KEPT_MAX", 2)
     monkeypatch.setattr(snapshots_module, "FOLLOWED_LOGS_MAX", 2)
@@ -152,7 +152,7 @@ def test_snapshots_name_bookies_where_they_are_now() -> None:
 
         for _ in range(4):
             before = await addresses()
-            await asyncio.sleep(0.01)  # the watches have told what they tell at first
+            await asyncio.sleep(0.01)  # the watches have made their first reports
         store = cluster.stores["b"]
         node = await store.get(path)
         assert node is not None
@@ -224,7 +224,7 @@ def test_a_segment_that_is_not_as_its_head_says(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_upkeep_leaves_alone_what_another_worker_does() -> None:
-    """A sweep that somebody else has begun, and records that change while they are looked at."""
+    """A sweep that another process has begun, and records that change while they are looked at."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
@@ -306,7 +306,7 @@ def test_a_lock_that_breaks_is_no_secret() -> None:
 
 
 def test_a_close_that_is_cancelled_twice_lets_go_of_the_log() -> None:
-    """Wherever it is: nobody else would."""
+    """Wherever it is: no one else would."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         config = dataclasses.replace(CONFIG, lock_timeout_s=5.0)

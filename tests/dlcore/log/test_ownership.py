@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from msgspec.structs import replace
 
-from dlcore.base.backoff import TOLD_AFTER_S
+from dlcore.base.backoff import REPORTED_AFTER_S
 from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
@@ -45,6 +44,7 @@ from dlcore.log.writing.ownership import (
     Signal,
     Verified,
 )
+from tests.fixtures.lengths import for_each
 
 OTHER = LockHolder(owner="host:1", token="other")
 OWN = LockHolder(owner="me", token="t1")
@@ -60,7 +60,7 @@ class Bench:
     def __init__(self, *, timeout_s: float = 60.0, asks: bool = False) -> None:
         self.machine = Ownership("clicks", "me", asks=asks)
         effects = self.handle(Acquire(timeout_s, 0.0))
-        timers = [After(timeout_s, TOLD_AFTER_S)] if timeout_s > 0 else []
+        timers = [After(timeout_s, REPORTED_AFTER_S)] if timeout_s > 0 else []
         assert effects == [*timers, CREATE]
         self.machine.attempted("t1")
 
@@ -109,7 +109,7 @@ def owner_of(error: DLError) -> str:
 
 
 def test_waiting_for_another_owner() -> None:
-    """It tries again when the node changes, and gives up when told."""
+    """It tries again when the node changes, and gives up on command."""
     bench = Bench()
     assert bench.held() == []
     assert bench.machine.is_waiting
@@ -205,8 +205,8 @@ def test_attempts_that_are_overtaken_end() -> None:
     assert "owned by another writer" in str(denied(bench.read(None)))
 
 
-def test_what_the_store_refuses_ends_it() -> None:
-    """A log that is gone, a store that is closed, a head that nobody can read."""
+def test_a_refusal_of_the_store_ends_it() -> None:
+    """A log that is gone, a store that is closed, a head that cannot be read."""
     gone = denied(Bench().handle(CallFailed(CREATE, NoNodeError("no parent"))))
     assert isinstance(gone, LogNotFoundError)
     closed = AlreadyClosedError("closed")
@@ -242,7 +242,7 @@ def test_the_lock_is_denied_when_another_was_there() -> None:
 
 
 def test_a_node_of_our_own_earlier_session_is_waited_for() -> None:
-    """It is about to vanish, and is nobody else's; even by a writer that waits for no other."""
+    """It is about to vanish, and is no one else's; even by a writer that waits for no other."""
     bench = Bench().owned().lost()
     bench.handle(Verified(7))
     bench.handle(CallFailed(CreateLock(7), NodeExistsError("exists")))
@@ -292,7 +292,7 @@ def test_releasing_ends_it() -> None:
     assert not idle.has_attempted
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each(range(100))
 def test_final_states_are_final(seed: int) -> None:
     """Random events: a denied or released machine asks for nothing and owns nothing."""
     play(seed)

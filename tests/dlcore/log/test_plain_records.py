@@ -72,7 +72,7 @@ def test_a_large_payload_is_not_copied_and_is_read_back(size: int) -> None:
 
 @given(RECORDS, st.integers(0, 11))
 def test_a_message_is_taken_apart_without_arrow(records: Records, first_slot: int) -> None:
-    """What Arrow made as well as what was made in its place."""
+    """Entries of Arrow, and entries of its replacement."""
     first_slot = min(first_slot, len(records) - 1)
     found = known_format().parse(memoryview(arrows(*columns_of(records))), len(records))
     assert found is not None

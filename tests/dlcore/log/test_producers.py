@@ -43,12 +43,12 @@ from tests.fixtures.durable import durable_of
 
 
 def token(number: int = 0) -> bytes:
-    """Return a token that is told apart by its number."""
+    """Return a token that its number distinguishes."""
     return number.to_bytes(8, "big")
 
 
 class Owner:
-    """An owner of a log, whose batches become entries of their own; each is durable when told."""
+    """An owner of a log, whose batches become entries of their own; each is durable on command."""
 
     def __init__(self, *, producers_max: int = 10, lssn: int = 1) -> None:
         self.producers: Producers[str] = Producers(producers_max=producers_max)
@@ -110,7 +110,7 @@ class Owner:
                 )
 
 
-def test_what_becomes_of_records() -> None:
+def test_the_results_of_records() -> None:
     """They are new, in flight, durable, or do not follow."""
     owner = Owner()
     claim = owner.grant("p")
@@ -133,7 +133,7 @@ def test_what_becomes_of_records() -> None:
 
 
 def test_durable_follows_accepted() -> None:
-    """What is in flight is not durable, though what came before it is."""
+    """Records in flight are not durable, though earlier ones are."""
     owner = Owner()
     claim = owner.grant("p")
     marks = [owner.accept(claim, number, 1, str(number)) for number in range(2)]
@@ -143,7 +143,7 @@ def test_durable_follows_accepted() -> None:
     assert owner.producers.look_at(claim, 0, 1) == Durable(DLSN(1, 0, 0))
 
 
-def test_what_comes_again_waits_for_its_own_batch() -> None:
+def test_a_batch_that_comes_again_waits_for_its_own() -> None:
     """Not for what came later, which may be durable much later."""
     owner = Owner()
     claim = owner.grant("p")
@@ -184,7 +184,7 @@ def test_a_later_incarnation_fences() -> None:
 
 
 def test_a_claim_of_another_owner_is_believed_if_nothing_was_written_since() -> None:
-    """So of two incarnations one writes, wherever they were begun."""
+    """Only one of two incarnations writes, wherever they were begun."""
     owner = Owner()
     old = owner.grant("p", 1)
     owner.write(old, 0, 2)
@@ -211,7 +211,7 @@ def test_a_name_is_short_and_can_be_printed(name: str) -> None:
         Owner().grant(name)
 
 
-def test_who_is_silent_for_long_is_forgotten() -> None:
+def test_a_producer_that_is_silent_for_long_is_forgotten() -> None:
     """With the next snapshot; its claim is worth nothing then."""
     owner = Owner()
     claim = owner.grant("p")
@@ -338,7 +338,7 @@ def test_snapshots_come_again() -> None:
 
 
 def test_the_last_entry_of_an_owner_lists_all() -> None:
-    """So that the next one reads no other; not where what it would read is less than the list."""
+    """The next one then reads no other; not where reading costs less than the list."""
     owner = Owner()
     claim = owner.grant("p")
     owner.write(claim, 0, 2)
@@ -368,8 +368,8 @@ def test_the_first_entry_of_all_fits() -> None:
     assert len(after.entries[0][0]) < 1.6 * MIB
 
 
-def test_what_contradicts_itself_is_refused() -> None:
-    """A gap between entries, a number of nobody, bytes that are none of ours."""
+def test_a_stamp_that_contradicts_itself_is_refused() -> None:
+    """A gap between entries, a number of no producer, bytes that are none of ours."""
     owner = Owner()
     owner.write(owner.grant("p"), 0, 2)
     after = owner.successor().producers

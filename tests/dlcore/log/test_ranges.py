@@ -116,7 +116,7 @@ def test_a_range_is_what_it_was_when_it_was_made() -> None:
     on_log(body)
 
 
-def test_of_a_range_nothing_is_read_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_behind_the_end_of_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it ends: at a segment's last record, before the next one, within an entry."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

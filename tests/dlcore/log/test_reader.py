@@ -279,7 +279,7 @@ def test_closing_a_reader_ends_a_waiting_read() -> None:
 
 
 def test_reading_ahead_is_bounded() -> None:
-    """A reader that nobody reads from keeps little in memory, and later gives everything."""
+    """A reader that is not read from keeps little in memory, and later gives everything."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
@@ -353,7 +353,7 @@ def test_a_position_past_the_end_truncates_nothing() -> None:
 
 
 def test_truncating_up_to_the_end() -> None:
-    """What is written afterwards is readable; the log goes on counting."""
+    """Later records are readable; the log goes on counting."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
@@ -380,7 +380,7 @@ def test_truncating_up_to_the_end() -> None:
 
 
 def test_a_crash_while_truncating_is_made_good_by_the_next_one() -> None:
-    """What is truncated is there, and nobody reads it; it goes next time."""
+    """Truncated records are there, and no reader gets them; they go next time."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for _ in range(3):

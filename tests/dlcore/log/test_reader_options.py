@@ -88,7 +88,7 @@ def test_a_reader_that_is_idle_for_too_long_fails() -> None:
 def test_an_idle_reader_looks_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for changes that it was never told of; and says so."""
+    """Also for changes that were never reported to it; and says so."""
     caplog.set_level(logging.WARNING)
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -236,7 +236,7 @@ def test_records_that_retention_keeps_are_read_though_truncated() -> None:
     on_log(body)
 
 
-def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
+def test_an_error_that_is_raised_again_and_again_does_not_grow() -> None:
     """A loop that polls a failed reader does not fill the memory with its traceback."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -244,9 +244,9 @@ def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
             reader._fetcher.fail(LedgerReadError("planted"))
             depths = set()
             for _ in range(3):
-                with pytest.raises(LedgerReadError, match="planted") as told:
+                with pytest.raises(LedgerReadError, match="planted") as refused:
                     await reader.read_next()
-                depths.add(len(told.traceback))
+                depths.add(len(refused.traceback))
         assert len(depths) == 1
 
     on_log(body)

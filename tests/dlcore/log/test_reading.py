@@ -28,6 +28,7 @@ from dlcore.log.reading.cursor import (
     TruncationRule,
     WaitForChange,
 )
+from tests.fixtures.lengths import for_each
 from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, written
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def test_completed_segments_follow_each_other() -> None:
     assert cursor.plan(tree.state) == EndOfStream()
 
 
-def test_what_follows_an_extent_is_known_before_it_is_read() -> None:
+def test_the_next_extent_is_known_before_it_is_read() -> None:
     """As long as the log stays the same; asking moves nothing."""
     tree = written(7, 8)
     cursor = cursor_at(DLSN(1, 1, 2))
@@ -136,7 +137,7 @@ def test_a_caught_up_reader_goes_over_a_roll() -> None:
     assert (after.extent.ledger_id, after.first_entry_id, after.start_sequence_id) == (8, 0, 10)
 
 
-def test_what_was_not_followed_is_read_when_it_is_final() -> None:
+def test_an_extent_that_was_not_followed_is_read_when_it_is_final() -> None:
     """A roll that comes before the entries were seen leaves none out."""
     tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=1))
     cursor = cursor_at(DLSN.INITIAL)
@@ -323,7 +324,7 @@ class World:
         self.delivered.append((step.extent.ledger_id, entry_id))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each(range(200))
 def test_random_changes_and_reads(seed: int) -> None:
     """Whatever the writers do in between, the cursor delivers every entry once, in order."""
     world = World(random.Random(seed))
@@ -357,7 +358,7 @@ def test_a_segment_that_vanished_is_not_passed_over() -> None:
 
 
 def test_whether_truncated_records_were_read_is_not_guessed() -> None:
-    """Truncated into a segment that the state leaves out: nobody can tell that all was read."""
+    """Truncated into a segment that the state leaves out: it is unknown whether all was read."""
     tree = written(7, 8)
     cursor = cursor_at(DLSN.INITIAL, skips_truncated=False)
     step = cursor.plan(tree.state)

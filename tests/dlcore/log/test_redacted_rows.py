@@ -129,7 +129,7 @@ def test_every_type_of_a_log_can_be_redacted() -> None:
         assert [str(column[0]), str(column[2])] == [str(known[0]), str(known[2])]
 
 
-def test_what_cannot_be_redacted_is_refused() -> None:
+def test_a_log_that_cannot_be_redacted_is_refused() -> None:
     """Goal: required columns and encrypted entries, by name."""
     required = LogSchema.first(columns_of(FIRST))
     with pytest.raises(UnsupportedError, match="its columns user_id cannot be null"):

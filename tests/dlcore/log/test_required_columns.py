@@ -110,8 +110,8 @@ def test_a_null_is_refused(
     """Nothing of its batch is written; the writer, and the next one, goes on."""
 
     async def body(namespace: DirectNamespace, log: DirectLog) -> None:
-        for change, told in BAD.values():
-            with pytest.raises(SchemaMismatchError, match=told):
+        for change, reason in BAD.values():
+            with pytest.raises(SchemaMismatchError, match=reason):
                 await way(namespace, rows_of({}, {"id": 2}, change))
         with pytest.raises(SchemaMismatchError, match="column id int32 not null is missing"):
             await way(namespace, rows_of({}).drop_columns(["id"]))
@@ -121,8 +121,8 @@ def test_a_null_is_refused(
     on_orders(body)
 
 
-def test_what_is_cut_off_or_below_a_null_does_not_count() -> None:
-    """Of a slice only its own rows do, of a struct that is null nothing, however it is spelled."""
+def test_values_cut_off_or_below_a_null_do_not_count() -> None:
+    """Only the rows of a slice count, and no field of a null struct, however it is spelled."""
 
     async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         changes = [change for change, _ in BAD.values()]
@@ -145,7 +145,7 @@ def test_what_is_cut_off_or_below_a_null_does_not_count() -> None:
 
 
 def test_frames_are_refused_for_the_same_reasons() -> None:
-    """What is missing in pandas is a null."""
+    """A missing value of pandas is a null."""
 
     async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         counted = pd.DataFrame({"id": pd.array([1, None], "Int64")})
@@ -208,7 +208,7 @@ def test_a_column_that_can_be_null_from_now_on() -> None:
 
 
 def test_a_read_that_has_begun_gives_what_it_said() -> None:
-    """Of rows that were written since: as long as none has a null, as the types that it told."""
+    """Rows written since are included while none has a null, with the types that it reported."""
     view = RangeView("orders", schema_of(columns_of(ORDERS)))
     place = EntryPlace(lssn=1, entry_id=0, sequence_id=0, segment_sequence_id=0, timestamp_ms=0)
 
@@ -221,8 +221,8 @@ def test_a_read_that_has_begun_gives_what_it_said() -> None:
     found.validate(full=True)
     assert found.schema == ORDERS
     assert found.to_pylist() == rows_of({}, {"id": 2}, {"lines": [], "prices": None}).to_pylist()
-    for change, told in BAD.values():
-        name = told.removeprefix("column ").removesuffix(" is null")
+    for change, reason in BAD.values():
+        name = reason.removeprefix("column ").removesuffix(" is null")
         with pytest.raises(SchemaMismatchError, match=f"column {name} was .* begin a new read"):
             read({}, change)
 
@@ -243,7 +243,7 @@ def test_columns_that_are_added_can_be_null() -> None:
 
 
 def test_logs_that_are_read_together() -> None:
-    """What one of them does not have, or may have as null, may be null."""
+    """A column that one of them lacks, or may have as null, may be null."""
     one = schema_from_text("a int8 not null, b int8 not null, s struct<x int8 not null> not null")
     two = schema_from_text("a int8 not null, b int8, s struct<y int8 not null> not null")
     expected = schema_from_text("a int8 not null, b int8, s struct<x int8, y int8> not null")
@@ -261,7 +261,7 @@ def test_schemas_stored_before_say_nothing_of_nulls() -> None:
 
 
 def test_a_column_of_another_type_is_required_as_the_known_one() -> None:
-    """What its fields may be is left to the new type."""
+    """The new type decides about its fields."""
     known = Column(name="a", type="int32", nullable=False)
     wider = Column(name="a", type="int64")
     required = Column(name="a", type="int64", nullable=False)

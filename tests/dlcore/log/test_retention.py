@@ -130,7 +130,7 @@ def test_the_first_segment_that_is_young_enough_and_all_after_it_stay() -> None:
 def test_when_a_segment_in_progress_must_be_completed(
     segment: OpenSegment | None, last_timestamp_ms: int, *, expected: bool
 ) -> None:
-    """It is old, and nobody adds to it."""
+    """It is old, and no writer adds to it."""
     head = LogHead(segment=segment, last_timestamp_ms=last_timestamp_ms, max_lssn=1)
     assert must_complete(head, kept_from_ms=50) is expected
 
@@ -277,7 +277,7 @@ def test_a_retention_that_is_unset_drops_nothing_more() -> None:
     on_log(body)
 
 
-def test_what_a_dead_writer_left_gets_old_too() -> None:
+def test_the_segment_of_a_dead_writer_gets_old_too() -> None:
     """It is recovered, and goes; that of a writer that lives stays in progress."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -296,7 +296,7 @@ def test_what_a_dead_writer_left_gets_old_too() -> None:
 
 
 def test_an_idle_writer_completes_its_segment_by_age() -> None:
-    """So that it can go; the writer goes on in another one."""
+    """It can then go; the writer goes on in another one."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("b", config=replace(CONFIG, segment_age_max_s=0.05))
@@ -481,7 +481,7 @@ async def interrupted(cluster: MemoryCluster) -> tuple[DirectNamespace, Interrup
     return namespace, stores[0]
 
 
-def test_who_recovers_for_retention_leaves_the_next_writer_alone() -> None:
+def test_a_recovery_for_retention_leaves_the_next_writer_alone() -> None:
     """It has no lock: if another was quicker, what is open by then is not a dead writer's."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

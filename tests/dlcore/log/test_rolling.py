@@ -88,7 +88,7 @@ def test_a_roll_is_one_metadata_request() -> None:
 
 
 def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
-    """Too few bookies for a while harm nobody; a choice that is old is made again."""
+    """Too few bookies for a while do no harm; a choice that is old is made again."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = await cluster.open("b", config=replace(SMALL, segment_bytes_max=3000))
@@ -204,7 +204,7 @@ def test_a_roll_overtaken_by_a_recovery_goes_on_behind_it() -> None:
     on_log(body)
 
 
-def test_a_segment_begins_with_two_of_three_bookies_and_that_is_told() -> None:
+def test_a_segment_begins_with_two_of_three_bookies_and_that_is_logged() -> None:
     """While it is written, and after; a segment with all three has nothing to be counted."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
@@ -237,7 +237,7 @@ async def closed_in_error(writer: DirectWriter) -> None:
 
 
 def test_a_roll_for_which_there_are_no_bookies_fails_clearly() -> None:
-    """What was acknowledged stays; the next writer goes on when there are some."""
+    """Acknowledged records stay; the next writer goes on when there are some."""
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = await cluster.open("b", config=SMALL)

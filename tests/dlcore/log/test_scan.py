@@ -23,6 +23,7 @@ from dlcore.log.reading.scan import (
     SegmentView,
     StagedExtent,
 )
+from tests.fixtures.lengths import for_each
 from tests.fixtures.log_states import staged
 
 BOOKIES = tuple(BookieId(f"bookie-{i}", f"{i:032x}") for i in range(4))
@@ -130,7 +131,7 @@ def test_edges_within_entries() -> None:
     assert SNAPSHOT.scans(DLSN(2, 4, 0), DLSN(3, 9, 9)) == []
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each(range(100))
 def test_any_split_reads_the_same(seed: int) -> None:
     """Ranges join at the cuts, and their parts are the entries of the whole, in order."""
     rng = random.Random(seed)
@@ -169,7 +170,7 @@ def test_sequence_ids_of_clipped_extents_count_from_the_whole() -> None:
 
 
 def test_going_on_after_an_entry() -> None:
-    """What is left after a failure begins with the next entry."""
+    """The rest after a failure begins with the next entry."""
     (part,) = SNAPSHOT.scans(DLSN(1, 1, 4), DLSN(1, 4, 2))
     rest = part.after_entry(2)
     assert rest is not None
@@ -186,7 +187,7 @@ def test_canonical_positions() -> None:
     assert SNAPSHOT.canonical(DLSN(9, 0, 0)) == SNAPSHOT.end
 
 
-def test_what_is_inside_and_what_is_truncated() -> None:
+def test_records_inside_and_truncated_ones() -> None:
     """Half-open: the end is not inside."""
     snapshot = snapshot_of([3], [2], first=DLSN(1, 1, 2))
     assert not snapshot.contains(DLSN(1, 1, 1))

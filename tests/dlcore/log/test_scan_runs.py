@@ -191,7 +191,7 @@ def test_joined_entries_are_those_decoded_one_by_one(data: st.DataObject) -> Non
 
 
 def test_many_small_entries_are_one_run() -> None:
-    """Of at most 256 KiB; a large entry is alone, and its values are not copied."""
+    """A run has at most 256 KiB; a large entry is alone, and its values are not copied."""
     said: tuple[dict[str, Any], ...] = (
         {},
         {"stamp": b"x" * 9},
@@ -222,7 +222,7 @@ BAD = entry(rows(3, 0, later=None), 0)
         (BAD[:2] + b"\0\1" + BAD[4:], "an entry of a byte log has schema 1"),
     ],
 )
-def test_a_bad_entry_among_good_ones_is_told_alone(bad: bytes, said: str) -> None:
+def test_a_bad_entry_among_good_ones_fails_alone(bad: bytes, said: str) -> None:
     """The entries before it are read."""
     bodies = [entry(rows(2, n, later=None), n) for n in range(10)]
     bodies[6] = bad

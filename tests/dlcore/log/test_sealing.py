@@ -1,4 +1,4 @@
-"""Sealing a log that nobody writes to."""
+"""Sealing a log without a writer."""
 
 from __future__ import annotations
 

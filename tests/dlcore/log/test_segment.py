@@ -29,7 +29,7 @@ def segment(*extents: Extent, state: SegmentState = SegmentState.IN_PROGRESS) ->
 
 
 def test_only_final_extents_count() -> None:
-    """What the open one holds nobody knows but its bookies."""
+    """Only its bookies know what the open one holds."""
     found = segment(final(1), final(2, entries=2, records=4), open_over(3))
     assert found.start == DLSN(3, 0, 0)
     assert found.has_open_extent

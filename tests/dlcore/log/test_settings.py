@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_settings_come_before_the_configuration() -> None:
-    """What a log does not say is as the writer's configuration says."""
+    """The writer's configuration decides what a log does not."""
     config = LogConfig(entry_bytes=1000, segment_bytes_max=5000)
     settings = LogSettings(segment_bytes_max=7000, compression="zstd")
     assert config.with_settings(settings) == replace(
@@ -147,7 +147,7 @@ def test_settings_go_with_their_log() -> None:
 
 @pytest.mark.parametrize("applied", [True, False])
 def test_an_update_whose_answer_is_lost_is_made_once(*, applied: bool) -> None:
-    """What is stored then tells whether it must be made again."""
+    """The stored value then shows whether it must be made again."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         cluster.stores["a"].lose_next_reply(applied=applied)
@@ -197,7 +197,7 @@ def test_entries_are_compressed_as_the_log_says() -> None:
 
 
 def test_ledgers_carry_what_their_writer_says() -> None:
-    """Beside what dlog says of them itself, which nobody else may."""
+    """Beside the keys of dlog itself, which no user may set."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         with pytest.raises(ConfigurationError, match=r"\['log'\] are keys that dlog sets itself"):

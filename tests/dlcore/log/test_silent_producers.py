@@ -38,7 +38,7 @@ def known_to(before: Owner, *, at_ms: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "kept_ms"), [("p", PRODUCERS_KEPT_MS), ("_p", 3600 * 1000)])
-def test_who_wrote_is_known_until_its_time(name: str, kept_ms: int) -> None:
+def test_a_producer_that_wrote_is_known_until_its_time(name: str, kept_ms: int) -> None:
     """A name of its own is kept for seven days, one that was made for one writer for an hour."""
     owner = Owner()
     owner.write(owner.grant(name), 0, 1)
@@ -98,7 +98,7 @@ def test_the_last_entry_of_a_producer_counts_and_not_the_newest_list() -> None:
 
 
 @pytest.mark.parametrize("is_read", [False, True], ids=["the same owner", "the next owner"])
-def test_a_clock_that_goes_back_makes_nobody_older(is_read: bool) -> None:
+def test_a_clock_that_goes_back_makes_no_producer_older(is_read: bool) -> None:
     """The latest time at which a producer wrote is the one that counts."""
     owner = Owner()
     claim = owner.grant("p")
@@ -115,7 +115,7 @@ def test_a_clock_that_goes_back_makes_nobody_older(is_read: bool) -> None:
         assert [row.name for row in stamp.rows or ()] == names
 
 
-def test_who_has_records_on_their_way_keeps_its_place() -> None:
+def test_a_producer_with_records_on_their_way_keeps_its_place() -> None:
     """However long it is silent: another one goes, which was silent for less."""
     owner = Owner(producers_max=2)
     waits = owner.grant("waits")

@@ -448,7 +448,7 @@ def test_leftovers_of_a_process_that_is_gone() -> None:
     on_log(body)
 
 
-def test_what_is_about_to_be_committed_outlives_its_process() -> None:
+def test_records_about_to_be_committed_outlive_their_process() -> None:
     """A task may be long gone when the driver commits, if another task opens a writer meanwhile."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -137,7 +137,7 @@ def test_many_logs_of_one_task() -> None:
 
 @pytest.mark.parametrize("first_is_committed", [True, False])
 def test_ledgers_that_are_filled_between_two_stages(*, first_is_committed: bool) -> None:
-    """What was not handed out yet is not settled, whatever became of what was."""
+    """Parts that were not handed out yet are not settled, whatever became of the others."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = await cluster.open(
@@ -198,8 +198,8 @@ def test_appends_of_many_identities_share_a_ledger() -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closes", "dies"])
-def test_what_a_process_left_is_kept_for_its_round(*, closes: bool) -> None:
-    """Appends beside one do not take it away; a later round does, of what nobody committed."""
+def test_staged_records_of_a_process_are_kept_for_its_round(*, closes: bool) -> None:
+    """Appends beside one do not take it away; a later round does, if it was not committed."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         driver, task = cluster.namespaces[0], await cluster.open("task")
@@ -284,7 +284,9 @@ def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
     on_log(body)
 
 
-def test_what_lower_rounds_staged_in_vain_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_lower_rounds_staged_in_vain_are_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And nothing of this one, nor if a task of a lower one comes late; a failure is made good."""
     refusals = [True]
 

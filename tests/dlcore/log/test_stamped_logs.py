@@ -104,7 +104,7 @@ def test_a_batch_that_becomes_several_entries_is_whole() -> None:
     on_log(body)
 
 
-def test_what_others_write_leaves_them_as_they_are() -> None:
+def test_writes_of_others_leave_them_as_they_are() -> None:
     """Direct writers, whose segments come behind; and an owner that wrote nothing."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:
@@ -123,7 +123,7 @@ def test_what_others_write_leaves_them_as_they_are() -> None:
 
 
 def test_they_are_kept_while_all_is_truncated_and_for_seven_days() -> None:
-    """Then their segment goes, and nobody is known."""
+    """Then their segment goes, and no producer is known."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         owner = await Owner.open(log)
@@ -173,7 +173,7 @@ def test_an_owner_that_was_overtaken_fails() -> None:
     on_log(body)
 
 
-def test_what_is_written_all_or_none_and_is_not_is_refused() -> None:
+def test_an_incomplete_all_or_none_write_is_refused() -> None:
     """It would be two entries."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:
@@ -189,7 +189,7 @@ def test_what_is_written_all_or_none_and_is_not_is_refused() -> None:
     on_log(body)
 
 
-def test_entries_that_contradict_each_other_are_told() -> None:
+def test_entries_that_contradict_each_other_are_reported() -> None:
     """One without a stamp among those that have one."""
 
     async def body(_: MemoryCluster, log: DirectLog) -> None:

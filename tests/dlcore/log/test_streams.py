@@ -139,7 +139,7 @@ def test_a_large_write_is_many_records_and_one_answer() -> None:
 
 
 def test_no_offset_gap_after_a_writer_failed() -> None:
-    """The next one begins where the durable bytes end, whatever was told of the last of them."""
+    """The next one begins where the durable bytes end, whatever is known of the last of them."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_stream_writer()
@@ -290,7 +290,7 @@ def test_a_log_that_is_no_stream() -> None:
 
 
 def test_empty_records_are_passed_over() -> None:
-    """A stream's writer makes none, but they harm nobody."""
+    """A stream's writer makes none, but they do no harm."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:

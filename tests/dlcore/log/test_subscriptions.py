@@ -121,7 +121,7 @@ def test_one_who_is_cancelled_leaves_no_lock() -> None:
 
 
 def test_a_reader_that_lost_its_session_commits_nothing_over_another() -> None:
-    """It gets the lock again if nobody took it; else its reads and commits fail."""
+    """It gets the lock again if no one took it; else its reads and commits fail."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
@@ -211,7 +211,7 @@ def test_a_commit_that_was_cancelled_is_no_end(*, loses_session: bool) -> None:
 
 
 def test_a_subscription_is_moved_and_deleted() -> None:
-    """To a position, a transaction id, a time, also back; what is truncated is told."""
+    """To a position, a transaction id, a time, also back; a truncated one is reported."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]

@@ -202,7 +202,7 @@ def test_a_change_before_an_extent_is_followed_is_learned_then() -> None:
 
 
 def test_a_change_while_the_list_is_read_is_learned_when_an_extent_is_followed() -> None:
-    """What was read may be older: of a log that grows, or whose ledger was recovered as empty."""
+    """A snapshot may be older: of a log that grows, or whose ledger was recovered as empty."""
     bench = caught_up()
     assert bench.handle(CHANGED) == [ReadState(1)]
     assert bench.handle(CHANGED) == []
@@ -231,7 +231,7 @@ def test_a_followed_extent_that_is_final_is_read_to_its_end() -> None:
 
 
 def test_truncation_moves_what_is_followed() -> None:
-    """From where the log begins now; a reader that may not skip is told."""
+    """From where the log begins now; a reader that may not skip gets an error."""
     for rule in (TruncationRule.SKIP, TruncationRule.REFUSE):
         bench = Bench(started(Tree()), rule=rule)
         assert bench.handle(START) == [bench.follows(1)]
@@ -331,7 +331,7 @@ def test_an_extent_that_was_opened_in_vain_is_dropped() -> None:
 
 @pytest.mark.parametrize("skips_broken", [True, False])
 def test_broken_entries_are_errors_or_skipped(*, skips_broken: bool) -> None:
-    """Of which the header cannot be decoded, or no replica is undamaged."""
+    """An entry whose header cannot be decoded, or that has no undamaged replica."""
     bench = following(skips_broken=skips_broken)
     effects = bench.handle(Pushed(BROKEN))
     if not skips_broken:
@@ -381,7 +381,7 @@ def test_a_caller_that_rejects_an_entry_gets_none_after_it() -> None:
     assert bench.handle(Rejected(error)) == []
 
 
-def test_what_breaks_all_ends_a_wait() -> None:
+def test_a_failure_of_all_ends_a_wait() -> None:
     """The log may be deleted, or its list not to be read."""
     bench = caught_up()
     bench.handle(Waits(0.0, 0.0))
@@ -466,8 +466,8 @@ def test_an_idle_reader_looks_again_and_fails_in_the_end() -> None:
     assert "no record came for 25 s" in str(over.error)
 
 
-def test_what_else_there_is_to_read_is_told_by_a_state() -> None:
-    """Of an open extent its LAC decides."""
+def test_a_state_says_what_else_there_is_to_read() -> None:
+    """The LAC decides about an open extent."""
     bench = Bench(written(7))
     known = [bench.machine.has_more]
     bench.handle(START)

@@ -13,6 +13,7 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Mark, MarkedRows
 from dlcore.log.writing.transmit import Group, Transmitter, Unwritten
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +72,7 @@ def test_small_batches_are_joined_with_records_in_order() -> None:
 
 
 def test_a_batch_of_one_row_is_a_record() -> None:
-    """Of a producer too, whose rows it marks where they are; refused as a record is."""
+    """A producer's batch, too, whose rows are marked where they are; refused as a record is."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=1000, last_txid=3)
     claim = Claim("meter", 1, 0, b"12345678")
     transmitter.add_batch(batch_of([4], [b"a"]), "alone", mark=Mark(claim, 7))
@@ -152,12 +153,12 @@ class _Twin:
         self.sent += txids
 
     def check_pending(self) -> None:
-        """What is counted when it is asked for is what was added."""
+        """The counts on request are those of the added records."""
         in_flight = sum(group.record_count for group in self.in_flight)
         assert self.transmitter.pending_records == len(self.added) - len(self.sent) + in_flight
 
 
-@pytest.mark.parametrize("seed", range(50))
+@for_each(range(50))
 def test_random_use_keeps_every_record_once_in_order(seed: int) -> None:
     """Groups, put together, are what was added, each record at its slot."""
     rng = random.Random(seed)
@@ -195,8 +196,8 @@ def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
     assert transmitter.queued_bytes == 0
 
 
-def test_what_was_not_written_is_told_in_words() -> None:
-    """Of the queue in the order of writing: in flight, waiting, and not full yet."""
+def test_unwritten_records_are_described_in_words() -> None:
+    """The queue in the order of writing: in flight, waiting, and not full yet."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=300)
     assert transmitter.unacknowledged() is None
     transmitter.add_record(5, b"a", "a")

@@ -157,7 +157,7 @@ EPOCH = "1970-01-01T00:00:00Z"
 """A time names no record: what is not older is read."""
 
 
-def test_what_a_snapshot_says_of_what_is_truncated() -> None:
+def test_the_truncated_part_in_a_snapshot() -> None:
     """The answer shows it; readers that ignore truncation, and moves of subscriptions, ask, too."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:

@@ -66,7 +66,7 @@ async def append(
 
 
 def test_an_append_enters_a_log_that_a_proxy_is_writing() -> None:
-    """What the proxy accepted before lies before it, what comes later behind, in its segment."""
+    """Records that the proxy accepted before lie before it, later ones behind, in its segment."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await proxied(cluster)
@@ -89,7 +89,7 @@ def test_an_append_enters_a_log_that_a_proxy_is_writing() -> None:
 
 
 def test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order() -> None:
-    """Neither stops the other, and nobody is refused for more than a moment."""
+    """Neither stops the other, and no call is refused for more than a moment."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await proxied(cluster)
@@ -172,7 +172,7 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
 
 
 def test_an_append_to_logs_of_several_proxies_is_atomic() -> None:
-    """All of them stand aside for one transaction; two appends at once follow each other."""
+    """All of them pause for one transaction; two appends at once follow each other."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         home = cluster.namespaces[0]
@@ -201,7 +201,7 @@ def test_an_append_to_logs_of_several_proxies_is_atomic() -> None:
     on_log(body)
 
 
-def test_an_append_that_dies_in_its_turn_stops_nobody_for_long(
+def test_an_append_that_dies_in_its_turn_stops_no_writer_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It asked, and never committed; the writer goes on, and gives the next one its turn."""

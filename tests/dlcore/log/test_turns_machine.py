@@ -75,12 +75,12 @@ class Bench:
     def asked(self, *, now: float = 0.0) -> None:
         """Let an append ask."""
         assert self.handle(Signal.CHANGED) == [Call.LOOK]
-        assert self.look("asked", now=now) == [Call.STEP_ASIDE]
+        assert self.look("asked", now=now) == [Call.PAUSE]
 
     def given(self, *, now: float = 0.0, number: int = 1) -> None:
-        """Give a turn that nobody has used yet."""
+        """Give a turn that is not used yet."""
         self.asked(now=now)
-        assert self.handle(Signal.ASIDE) == [GIVE]
+        assert self.handle(Signal.PAUSED) == [GIVE]
         assert self.handle(TurnSet(True)) == [After(TURN_S, TurnDue(number)), Call.LOOK]
         assert self.look("given") == []
 
@@ -152,8 +152,8 @@ def test_a_client_that_waits_for_the_lock_is_reported_once() -> None:
     assert bench.look("free", wanted_by="x") == [Call.READ_HEAD]
     bench.returned(now=0.0)
     bench.handle(Signal.REST_DUE)
-    assert bench.look("asked", wanted_by="x") == [ReportWanted("x"), Call.STEP_ASIDE]
-    bench.handle(Signal.ASIDE)
+    assert bench.look("asked", wanted_by="x") == [ReportWanted("x"), Call.PAUSE]
+    bench.handle(Signal.PAUSED)
     bench.handle(TurnSet(False))
     bench.returned(now=0.0)
     bench.handle(Signal.REST_DUE)
@@ -164,7 +164,7 @@ def test_an_append_that_is_gone_before_its_turn() -> None:
     """The writer continues, but from the stored head."""
     bench = Bench()
     bench.asked()
-    bench.handle(Signal.ASIDE)
+    bench.handle(Signal.PAUSED)
     assert bench.handle(TurnSet(False)) == [Call.READ_HEAD]
 
 
@@ -174,7 +174,7 @@ def test_missing_answers() -> None:
     bench.handle(Signal.CHANGED)
     assert bench.handle(CallFailed(AWAY)) == [Note("cannot read whether a turn is asked for", AWAY)]
     bench.asked()
-    bench.handle(Signal.ASIDE)
+    bench.handle(Signal.PAUSED)
     note = Note("cannot read whether the turn is over", AWAY)
     assert bench.handle(CallFailed(AWAY)) == [note, Call.READ_HEAD]
     assert bench.handle(CallFailed(AWAY)) == [After(RETRY_S, Signal.RETRY_DUE)]
@@ -197,7 +197,7 @@ def test_a_writer_that_ends_gives_no_more_turns() -> None:
         assert bench.handle(Signal.CHANGED) == []
     bench = Bench()
     bench.asked()
-    bench.handle(Signal.ASIDE)
+    bench.handle(Signal.PAUSED)
     bench.handle(TurnSet(False))
     gone = LogNotFoundError("gone")
     over = Note("no more turns are given", gone)
@@ -238,7 +238,7 @@ class Life:
         self.rng = rng
         self.bench = Bench()
         self.turn: Turn = "free"
-        self.is_aside = False
+        self.is_paused = False
         self.now = 0.0
         self.calls: list[Effect] = []
         self.timers: list[After] = []
@@ -254,7 +254,7 @@ class Life:
             if before is not after or Call.LOOK in self.calls:
                 made.add((before, after))
             # The promise: an append that commits in its turn finds no open extent.
-            assert self.turn != "given" or self.is_aside
+            assert self.turn != "given" or self.is_paused
             assert len(self.calls) <= 1, "one call at a time"
         return {(one, other) for one, other in made if other in TRANSITIONS.causes[one]}
 
@@ -283,9 +283,9 @@ class Life:
         match call:
             case Call.LOOK:
                 return self.bench.look(self.turn, now=self.now)
-            case Call.STEP_ASIDE:
-                self.is_aside = True
-                return self.bench.handle(Signal.ASIDE)
+            case Call.PAUSE:
+                self.is_paused = True
+                return self.bench.handle(Signal.PAUSED)
             case SetTurn(before, turn):
                 is_set = self.turn == before
                 self.turn = turn if is_set else self.turn
@@ -302,13 +302,13 @@ class Life:
                 self.timers.append(effect)
             case StepBack():
                 # A turn that is still given is of an append that the version of the head refuses.
-                self.is_aside = False
+                self.is_paused = False
                 self.turn = "free" if self.turn == "given" else self.turn
             case _:
                 pass
 
 
 def test_the_machine_asserts_its_table() -> None:
-    """An answer that nobody waits for is a defect."""
+    """An answer that no one waits for is a defect."""
     with pytest.raises(AssertionError):
         Bench().handle(TurnSet(True))

@@ -33,7 +33,7 @@ CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 def test_batches_are_their_records_one_by_one(
     rows: list[tuple[int, int]], cuts: list[int], entry_bytes: int, segment_bytes: int, waits: bool
 ) -> None:
-    """The same records in the same order, and each where its writer was told."""
+    """The same records in the same order, and each at the position that its writer got."""
     config = replace(CONFIG, entry_bytes=entry_bytes, segment_bytes_max=segment_bytes)
     txids: list[int] = []
     payloads: list[bytes] = []
@@ -48,11 +48,11 @@ def test_batches_are_their_records_one_by_one(
             for name, sizes in (("batches", cuts), ("records", [1])):
                 await namespace.create_log(name)
                 log = await namespace.open_log(name)
-                told: dict[int, asyncio.Future[DLSN]] = {}
+                waiting: dict[int, asyncio.Future[DLSN]] = {}
                 async with await log.open_writer() as writer:
                     first = 0
                     while first < len(rows):
-                        size = sizes[len(told) % len(sizes)]
+                        size = sizes[len(waiting) % len(sizes)]
                         part = slice(first, first + size)
                         first = min(first + size, len(rows))
                         if name == "records":
@@ -60,12 +60,12 @@ def test_batches_are_their_records_one_by_one(
                         else:
                             columns = {"txid": txids[part], "value": payloads[part]}
                             future = writer.write_batch(pa.record_batch(columns))
-                        told[first - 1] = future
-                        if waits and len(told) % 3 == 0:
+                        waiting[first - 1] = future
+                        if waits and len(waiting) % 3 == 0:
                             await future
                 read = await read_all(log)
                 found.append([(each.txid, each.payload, each.sequence_id) for each in read])
-                for last, future in told.items():
+                for last, future in waiting.items():
                     assert await future == read[last].dlsn
             assert found[0] == found[1]
             assert [(txid, payload) for txid, payload, _ in found[0]] == [

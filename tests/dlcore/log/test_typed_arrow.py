@@ -100,7 +100,7 @@ def schemas_of(*versions: pa.Schema) -> EntrySchemas:
 
 
 def test_types_there_and_back() -> None:
-    """What people read says all that Arrow needs."""
+    """The readable text says all that Arrow needs."""
     columns = columns_of(ALL_TYPES)
     assert schema_of(columns) == ALL_TYPES
     assert {c.name: c.type for c in columns}["in_paris"] == "timestamp[ms, tz=Europe/Paris]"
@@ -256,7 +256,7 @@ def test_columns_of_a_batch() -> None:
     assert schemas.fit("trips", small)[0].column(0).to_pylist() == [1]
 
 
-def test_what_is_no_schema_and_no_table() -> None:
+def test_values_that_are_no_schema_and_no_table() -> None:
     """A clear error, and not Arrow's."""
     with pytest.raises(ConfigurationError, match="expected an Arrow schema"):
         schema_from(5)

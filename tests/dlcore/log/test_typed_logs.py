@@ -76,7 +76,7 @@ async def table_of(log: DirectLog, *columns: str) -> pa.Table:
     return await (await log.read(columns=columns or None)).to_arrow()
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_data_is_read() -> None:
     """By batches of a writer, of a reader, and by ranges, with what is known of each row."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
@@ -367,7 +367,7 @@ def test_staged_rows_and_scans(seed: int, compression: str) -> None:
     on_trips(body, replace(SMALL, compression=compression))
 
 
-def test_what_does_not_mix_in_one_append() -> None:
+def test_rows_that_do_not_mix_in_one_append() -> None:
     """Rows with transaction ids of their own and rows without, as in a log of bytes."""
 
     async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
@@ -435,7 +435,7 @@ def test_snapshots_have_the_schema_as_it_is_now() -> None:
             await writer.write_batch(trips(range(1)))
         for _ in range(4):
             snapshots = await namespace.get_snapshots(["trips"], fresh=True)
-            await asyncio.sleep(0.01)  # the watches have told what they tell at first
+            await asyncio.sleep(0.01)  # the watches have made their first reports
         before = await log.get_snapshot()
         assert snapshots["trips"] == before
         other = await (await cluster.open("b")).open_log("trips")

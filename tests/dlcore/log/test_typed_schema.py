@@ -121,7 +121,7 @@ def test_merging_goes_one_way(drawn: list[tuple[str, st.DataObject]]) -> None:
         ),
     ],
 )
-def test_what_may_change(before: Column, after: Column) -> None:
+def test_changes_that_are_allowed(before: Column, after: Column) -> None:
     """The list in the module's docstring, one by one; never back."""
     schema = LogSchema.first([before]).evolved("log", [after])
     assert schema.versions == ((before,), (after,))
@@ -151,7 +151,7 @@ def test_what_may_change(before: Column, after: Column) -> None:
         ),
     ],
 )
-def test_what_may_not_change(wanted: list[Column], why: str) -> None:
+def test_changes_that_are_refused(wanted: list[Column], why: str) -> None:
     """Both schemas are shown."""
     schema = LogSchema.first([Column("a", "int64"), Column("b", "string")])
     with pytest.raises(SchemaMismatchError, match=re.escape(why)) as raised:
@@ -189,7 +189,7 @@ def test_keys_of_maps_and_scales_of_decimals_stay() -> None:
         ([Column(f"{n:0600}", "int8") for n in range(1000)], "takes 6.* bytes, the limit is"),
     ],
 )
-def test_what_no_log_can_have(columns: list[Column], why: str) -> None:
+def test_types_that_no_log_can_have(columns: list[Column], why: str) -> None:
     """It is refused when the log is created."""
     with pytest.raises(ConfigurationError, match=why):
         LogSchema.first(columns)
@@ -214,7 +214,7 @@ def test_columns_are_read_by_people() -> None:
     )
 
 
-def test_what_a_merge_adds_can_be_null() -> None:
+def test_columns_that_a_merge_adds_can_be_null() -> None:
     """Older records have nulls there; and what one side may leave out both may."""
     known = Column("s", "struct", (Column("x", "int8", nullable=False),), nullable=False)
     more = Column("s", "struct", (*known.fields, Column("y", "int8", nullable=False)), False)

@@ -48,7 +48,7 @@ async def append(namespace: DirectNamespace) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("hold", "wait", "told"),
+    ("hold", "wait", "reason"),
     [
         (write, write, f"log 'clicks' is owned by {SINCE}"),
         (read, read, f"log 'clicks': another reader has subscriber 's': {SINCE}"),
@@ -56,10 +56,10 @@ async def append(namespace: DirectNamespace) -> Any:
     ],
     ids=["writer", "subscriber", "append"],
 )
-def test_who_waits_is_told_for_whom(
+def test_a_waiting_writer_logs_which_one_it_waits_for(
     hold: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
     wait: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
-    told: str,
+    reason: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,19 +69,19 @@ def test_who_waits_is_told_for_whom(
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         patient = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))
-        hasty = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.25))
+        impatient = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.25))
         async with AsyncExitStack() as opened:
             held = await opened.enter_async_context(await hold(cluster.namespaces[0]))
             with pytest.raises(OwnershipAcquireFailedError) as caught:
-                await wait(hasty)
-            assert str(caught.value).removesuffix(" (waited 0.25 s)") == told
+                await wait(impatient)
+            assert str(caught.value).removesuffix(" (waited 0.25 s)") == reason
             assert caught.value.owner == "a"
             assert caplog.messages == []  # it was soon over
-            monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
+            monkeypatch.setattr(backoff, "REPORTED_AFTER_S", 0.05)
             waiting = asyncio.create_task(wait(patient))
             await until(lambda: bool(caplog.messages))
             (message,) = caplog.messages
-            assert message.startswith(f"{told}; waiting for 60 s more; to do: ")
+            assert message.startswith(f"{reason}; waiting for 60 s more; to do: ")
             assert not waiting.done()
             await held.aclose()
             await opened.enter_async_context(await waiting)
@@ -89,7 +89,7 @@ def test_who_waits_is_told_for_whom(
     on_log(body)
 
 
-def test_a_second_writer_of_one_client_is_told_that_it_is_this_one() -> None:
+def test_a_second_writer_of_one_client_learns_that_it_is_this_one() -> None:
     """As in a notebook whose first one was never closed."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -106,7 +106,7 @@ def test_a_holder_of_an_earlier_release_says_no_time() -> None:
 
 
 def test_an_append_that_fails_waits_for_no_other_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two logs are held; the look at one lock fails, and nobody goes on watching the other."""
+    """Two logs are held; the look at one lock fails, and the other is watched no longer."""
     monkeypatch.setattr(commit, "LOOKS_EVERY_S", 60.0)
     read_lock = LogStore.read_lock
 

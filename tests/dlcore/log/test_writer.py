@@ -152,7 +152,7 @@ def test_a_buffer_may_be_used_again_at_once_in_blocking_code() -> None:
 
 
 def test_a_bulk_stops_at_its_first_refusal() -> None:
-    """What came before is written, what comes after is cancelled."""
+    """Earlier records are written, later ones are cancelled."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
@@ -524,7 +524,7 @@ def test_commit_makes_the_last_record_visible() -> None:
 
 
 def test_commit_without_a_write_returns_the_last_position_of_the_log() -> None:
-    """Of what an earlier writer wrote, unless all of it was truncated meanwhile."""
+    """The last record of an earlier writer, unless all of it was truncated meanwhile."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:

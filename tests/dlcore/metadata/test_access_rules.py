@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dlcore.access.rights import RULES_MAX, Right, Rule, Scope
+from dlcore.base.access.rights import RULES_MAX, Right, Rule, Scope
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 from dlcore.metadata.access_rules import RuleStore
 from dlcore.metadata.memory import MemoryStore, MemoryTree

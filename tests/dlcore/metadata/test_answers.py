@@ -37,7 +37,7 @@ def test_zookeeper_is_left_where_no_thread_can_be_started(monkeypatch: pytest.Mo
     assert done == ["zookeeper-stop", threading.current_thread().name]
 
 
-def test_what_tls_holds_back_is_seen(tmp_path: Path) -> None:
+def test_data_that_tls_holds_back_is_seen(tmp_path: Path) -> None:
     """Two answers in one record of TLS: after the first one the socket itself has nothing more."""
     tls = make_tls(tmp_path / "tls")
     handler = ConnectionHandler(None)

@@ -71,7 +71,7 @@ def test_many_at_once_agree() -> None:
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_reply_is_looked_into(applied: bool, lost: int) -> None:
-    """Of the parent's creation as of the transaction."""
+    """The answers to the parent's creation and to the transaction are lost."""
 
     async def scenario() -> None:
         tree, paths = MemoryTree(), NamespacePaths("/deep/dlog")
@@ -121,7 +121,7 @@ def test_a_namespace_may_stand_above_another() -> None:
         (b'{"layout":2,"cluster_id":"","created_ms":1}', "at /dlog .*cluster_id"),
     ],
 )
-def test_what_is_no_binding_is_refused_and_left_alone(value: bytes, problem: str) -> None:
+def test_a_node_that_is_no_binding_is_refused_and_left_alone(value: bytes, problem: str) -> None:
     """A node of another program, or of a later release."""
 
     async def scenario() -> None:

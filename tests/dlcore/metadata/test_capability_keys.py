@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from dlcore.access.capability import (
+from dlcore.base.access.capability import (
     LIFETIME_S_MAX,
     SKEW_S,
     Grant,
@@ -164,7 +164,7 @@ def test_keys_are_not_rotated_too_often() -> None:
 
 
 def test_a_ring_without_a_private_key_is_damaged_and_none_is_shown() -> None:
-    """Nobody could sign; and its text has public keys only."""
+    """It could sign nothing; and its text has public keys only."""
 
     async def scenario() -> None:
         store, clock = await opened()

@@ -31,7 +31,7 @@ def added(letter: bytes, node: Versioned | None) -> tuple[bytes, bytes | None]:
     return (before, None) if letter in before else (before + letter, before + letter)
 
 
-def test_what_is_there_is_changed_or_left() -> None:
+def test_existing_settings_are_changed_or_left() -> None:
     """A missing node is made; one that needs no change is not written."""
 
     async def scenario() -> None:

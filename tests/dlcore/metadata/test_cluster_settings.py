@@ -32,8 +32,8 @@ def test_changes_of_tables() -> None:
     assert changed_tables({}, {RATE: None}) == {}
 
 
-def test_what_is_stored_is_checked_and_followed() -> None:
-    """A refused change stores nothing; a lost reply is no second change; damage is told."""
+def test_a_stored_value_is_checked_and_followed() -> None:
+    """A refused change stores nothing; a lost reply is no second change; damage is reported."""
 
     async def main() -> None:
         store = MemoryTree().connect()

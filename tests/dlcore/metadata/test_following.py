@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_each_change_is_looked_at_also_after_a_look_that_failed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The failure is told once, and the next change brings the knowledge."""
+    """The failure is reported once, and the next change brings the knowledge."""
 
     async def scenario() -> None:
         store = MemoryTree().connect()
@@ -36,8 +36,8 @@ def test_each_change_is_looked_at_also_after_a_look_that_failed(
         await until(lambda: seen == [b"one"])
         fails = True
         await store.put("/a", b"two", version=0)
-        told = "the test's node: a change is not known yet: no answer"
-        await until(lambda: told in caplog.text)
+        reason = "the test's node: a change is not known yet: no answer"
+        await until(lambda: reason in caplog.text)
         fails = False
         await store.put("/a", b"three", version=1)
         await until(lambda: seen[-1] == b"three")

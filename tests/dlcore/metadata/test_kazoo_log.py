@@ -25,9 +25,9 @@ def test_the_port_of_another_service_is_one_error(caplog: pytest.LogCaptureFixtu
     async def scenario() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        told = f"no ZooKeeper answers at {host}:{port} .* is not ZooKeeper: is it the port of"
+        reason = f"no ZooKeeper answers at {host}:{port} .* is not ZooKeeper: is it the port of"
         async with server:
-            with pytest.raises(MetadataConnectionError, match=told):
+            with pytest.raises(MetadataConnectionError, match=reason):
                 await ZooKeeperStore.connect(f"{host}:{port}", connect_timeout_s=3)
 
     asyncio.run(scenario())

@@ -136,7 +136,7 @@ def test_a_disconnection_before_the_new_session_is_open_does_not_lose_it() -> No
     run(scenario())
 
 
-def test_what_is_in_flight_when_the_connection_breaks_is_unknown() -> None:
+def test_requests_in_flight_when_the_connection_breaks_are_unknown() -> None:
     """A request still on its way never arrives; one whose reply is on its way did."""
 
     async def scenario() -> None:
@@ -369,8 +369,8 @@ def test_a_session_never_goes_back_and_a_new_one_begins_with_all() -> None:
     run(scenario())
 
 
-def test_servers_that_nobody_asks_do_not_keep_everything() -> None:
-    """What waits for them is bounded."""
+def test_servers_without_requests_do_not_keep_everything() -> None:
+    """The queue for them is bounded."""
 
     async def scenario() -> None:
         tree = MemoryTree(lag=lambda: 0.001)
@@ -386,7 +386,7 @@ def test_servers_that_nobody_asks_do_not_keep_everything() -> None:
 
 
 def test_a_watch_speaks_when_its_server_learns_and_before_it_is_read() -> None:
-    """A change is told of also where nobody reads, and never after a read showed it."""
+    """A change is reported also where no client reads, and never after a read showed it."""
 
     async def scenario() -> None:
         tree = behind_by(0.02)

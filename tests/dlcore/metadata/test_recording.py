@@ -18,7 +18,7 @@ def test_depth_counts_what_waits_for_an_answer() -> None:
         with store.record() as requests:
             await asyncio.gather(store.sync("/a"), store.get("/a"), store.get_children("/a"))
             await store.multi([Put("/a", b"1234", 0), Create("/a/b", b"56")])
-            store.watch("/a", lambda: None)()  # a third round trip, but nobody waits for it
+            store.watch("/a", lambda: None)()  # a third round trip, but no caller waits for it
         await store.get("/a")
         return requests
 

@@ -149,17 +149,17 @@ def test_values_that_people_look_at(value: msgspec.Struct) -> None:
 
 
 def test_one_that_is_damaged_hides_no_other() -> None:
-    """It is told, and left out as one that is not there."""
-    told: list[CorruptMetadataError] = []
+    """It is reported, and left out like an absent one."""
+    reported: list[CorruptMetadataError] = []
 
     def read(node: Versioned | None) -> LedgerMetadata | None:
-        return decode_or_tell(LedgerMetadata, node, source="p", tell=told.append)
+        return decode_or_tell(LedgerMetadata, node, source="p", tell=reported.append)
 
     assert read(Versioned(encode(LEDGER), 0)) == LEDGER
     assert read(None) is None
-    assert told == []
+    assert reported == []
     assert read(Versioned(b"no ledger", 0)) is None
-    assert ["LedgerMetadata at p does not parse" in str(error) for error in told] == [True]
+    assert ["LedgerMetadata at p does not parse" in str(error) for error in reported] == [True]
 
 
 def test_the_size_of_a_ledger_and_of_a_head() -> None:
@@ -280,7 +280,7 @@ def test_a_ledger_that_contradicts_itself_is_refused(change: dict[str, Any], pro
     ids=str,
 )
 def test_a_registration_without_its_parts_is_refused(change: dict[str, Any], problem: str) -> None:
-    """Nobody connects to half an address."""
+    """No client connects to half an address."""
     with pytest.raises(CorruptMetadataError, match=f"at /here .*{problem}"):
         decode(BookieRegistration, encode(replace(REGISTRATION, **change)), source="/here")
 
@@ -293,7 +293,7 @@ def test_a_cookie_without_its_parts_is_refused(field: str) -> None:
 
 
 def test_quorums_that_contradict_each_other() -> None:
-    """They are told as damage, with the path."""
+    """They are reported as damage, with the path."""
     text = encode(LOG).replace(b"[3,3,2]", b"[3,3,9]")
     with pytest.raises(CorruptMetadataError, match="at p contradicts itself"):
         decode(type(LOG), text, source="p")

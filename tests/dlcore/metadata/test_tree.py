@@ -19,7 +19,7 @@ def tree_with_a_log() -> Tree:
 
 
 def test_a_check_guards_and_changes_nothing() -> None:
-    """Neither value nor version, and nobody is told."""
+    """Neither value nor version, and no watch reports it."""
     tree = tree_with_a_log()
     before = tree.dump()
     assert list(tree.apply([Check("/a", 1), Check("/a/b", -1)], SESSION)) == []
@@ -61,7 +61,7 @@ def test_an_ephemeral_node_has_no_children() -> None:
         tree.apply([Create("/e/x", b"")], SESSION)
 
 
-def test_what_is_missing_above_a_node() -> None:
+def test_missing_nodes_above_a_node() -> None:
     """The highest first: they are made in this order."""
     tree = tree_with_a_log()
     assert tree.missing_above("/a/x/y/z") == ["/a/x", "/a/x/y"]

@@ -1,6 +1,6 @@
 """The ZooKeeper store under all that a real server and a real network can do to it.
 
-Goal: lost connections are told as they are: unknown, never retried for a write, no blocked loop.
+Goal: lost connections are reported as unknown, never retried for a write, no blocked loop.
 Method: a server that is killed and paused, and a proxy that swallows replies.
 """
 
@@ -107,7 +107,7 @@ def test_no_server_is_an_error_that_names_it() -> None:
     """Within the time asked for, and without a thread left."""
 
     async def scenario() -> None:
-        reservation = PortReservation(0)  # bound, and nobody listens
+        reservation = PortReservation(0)  # bound, without a listener
         servers = f"127.0.0.1:{reservation.port}"
         with pytest.raises(MetadataConnectionError, match=servers):
             await ZooKeeperStore.connect(servers, connect_timeout_s=0.3)
@@ -178,7 +178,7 @@ def test_cancelling_aclose_leaves_no_thread(zookeeper: EmbeddedZooKeeper) -> Non
 def test_a_lost_reply_is_unknown_and_the_write_is_not_sent_again(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, kind: str
 ) -> None:
-    """The write took effect exactly once; the caller learns only that nobody knows."""
+    """The write took effect exactly once; the caller learns only that this is unknown."""
 
     async def scenario() -> None:
         path = f"{zookeeper_root}/a"
@@ -281,7 +281,7 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
     run(scenario())
 
 
-def test_an_answer_that_is_too_large_is_told(
+def test_an_answer_that_is_too_large_is_logged(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, large_answers: list[str]
 ) -> None:
     """With the nodes that it was about; the names of very many children are such."""
@@ -387,7 +387,7 @@ def test_a_flood_of_requests_to_a_paused_server_never_blocks_the_loop(
 def test_requests_in_flight_are_unknown_when_the_store_closes(
     fresh_zookeeper: Callable[[], EmbeddedZooKeeper],
 ) -> None:
-    """Nobody waits for ever: neither the sent one nor those behind it."""
+    """No call waits for ever: neither the sent one nor those behind it."""
     server = fresh_zookeeper()
 
     async def scenario() -> None:

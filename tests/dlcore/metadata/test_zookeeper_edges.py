@@ -71,10 +71,10 @@ def test_a_session_that_is_being_ended_is_left_alone_at_exit(
     run(scenario())
 
 
-def test_sessions_that_nobody_closed_end_with_their_process(
+def test_unclosed_sessions_end_with_their_process(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What lives as long as the session, such as a lock, is free at once."""
+    """A node that lives as long as the session, such as a lock, is free at once."""
 
     async def scenario() -> None:
         async with connected(zookeeper) as other:
@@ -144,20 +144,20 @@ def test_an_answer_counts_once(zookeeper: EmbeddedZooKeeper, zookeeper_root: str
     run(scenario())
 
 
-def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
+def test_a_watcher_gets_one_notice_of_many_changes_and_none_after_it_left(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also of the session's state; a watch that cannot be armed is an error that is logged."""
 
     async def scenario() -> None:
         async with connected(zookeeper) as store:
-            told: list[object] = []
-            unwatch = store.watch(zookeeper_root, lambda: told.append("changed"))
+            reported: list[object] = []
+            unwatch = store.watch(zookeeper_root, lambda: reported.append("changed"))
             for _ in range(3):
                 store._session.watches._on_change(zookeeper_root)
             await until(lambda: not store._requests._outstanding)
-            assert told == ["changed"]
-            forget = store.on_session(told.append)
+            assert reported == ["changed"]
+            forget = store.on_session(reported.append)
             store._session.watches._on_change(zookeeper_root)
             store._session._set_state(SessionState.SUSPENDED)
             store._session.watches._arm(zookeeper_root)  # the next connection does it
@@ -167,7 +167,7 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
             forget()
             store._session.watches._on_change(zookeeper_root)
             await until(lambda: not store._requests._outstanding)
-            assert told == ["changed"]
+            assert reported == ["changed"]
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             failed.set_exception(MetadataError("no such watch"))
             store._session.watches._on_armed(zookeeper_root, failed)
@@ -220,7 +220,7 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
     run(scenario())
 
 
-def test_who_watches_what_is_watched_sends_nothing(
+def test_a_second_watch_of_a_node_sends_nothing(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
     """It is called as the others are; the list of children is watched after its first
@@ -229,32 +229,32 @@ def test_who_watches_what_is_watched_sends_nothing(
     async def scenario() -> None:
         async with connected(zookeeper) as store, connected(zookeeper) as other:
             await other.create(zookeeper_root)
-            told: list[str] = []
+            reported: list[str] = []
 
             def watch(name: str, children: bool) -> int:
                 """Return how many requests are made for it."""
                 before = len(store._requests._outstanding)
-                store.watch(zookeeper_root, lambda: told.append(name), children=children)
+                store.watch(zookeeper_root, lambda: reported.append(name), children=children)
                 return len(store._requests._outstanding) - before
 
             made = [watch(*each) for each in (("a", False), ("b", False), ("c", True), ("d", True))]
             assert made == [1, 0, 2, 0]
             await store.sync(zookeeper_root)
-            assert sorted(told) == ["a", "b", "c", "d"]
+            assert sorted(reported) == ["a", "b", "c", "d"]
             for change in (
                 partial(other.put, zookeeper_root, b"new", version=0),
                 partial(other.create, f"{zookeeper_root}/child"),
                 partial(other.put, zookeeper_root, b"newer", version=1),
             ):
-                told.clear()
+                reported.clear()
                 await change()
-                await until(lambda: set(told) == {"a", "b", "c", "d"})
+                await until(lambda: set(reported) == {"a", "b", "c", "d"})
                 await until(lambda: not store._requests._outstanding)
 
     run(scenario())
 
 
-def test_a_change_is_told_before_what_is_answered_after_it(
+def test_a_change_is_reported_before_later_answers(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
     """Also if kazoo's thread is late to tell of it: after a sync the caller has heard it."""
@@ -262,16 +262,16 @@ def test_a_change_is_told_before_what_is_answered_after_it(
     async def scenario() -> None:
         async with connected(zookeeper) as store, connected(zookeeper) as other:
             await other.create(zookeeper_root)
-            told: list[str] = []
-            store.watch(zookeeper_root, lambda: told.append("changed"))
+            reported: list[str] = []
+            store.watch(zookeeper_root, lambda: reported.append("changed"))
             await store.sync(zookeeper_root)
-            assert told == ["changed"]  # as is told at first
+            assert reported == ["changed"]  # as is reported at first
             held = threading.Event()
             store._client.handler.dispatch_callback(Callback("watch", held.wait, (20,)))
             await other.put(zookeeper_root, b"new", version=0)
             asyncio.get_running_loop().call_later(0.2, held.set)
             await store.sync(zookeeper_root)
-            assert told == ["changed"] * 2
+            assert reported == ["changed"] * 2
 
     run(scenario())
 
@@ -311,7 +311,7 @@ def test_reads_that_begin_together_share_a_sync(
     run(scenario())
 
 
-def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) -> None:
+def test_a_sync_without_a_waiting_caller_is_not_sent(zookeeper: EmbeddedZooKeeper) -> None:
     """Else those of a caller that asks again and again would gather without a connection."""
 
     async def scenario() -> None:
@@ -330,7 +330,7 @@ def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) 
     run(scenario())
 
 
-def test_a_watch_that_nobody_waits_for_is_removed(
+def test_a_watch_without_a_waiting_caller_is_removed(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the server and in kazoo, also where there is no node; else they grow with each log."""
@@ -392,7 +392,7 @@ def test_a_transaction_that_failed_without_a_reason_is_an_error(
     run(scenario())
 
 
-def test_what_kazoo_tells_after_the_loop_has_ended_is_dropped(
+def test_events_of_kazoo_after_the_end_of_the_loop_are_dropped(
     zookeeper: EmbeddedZooKeeper,
 ) -> None:
     """Its threads may outlive the loop; any other error of the loop is a defect."""

@@ -11,7 +11,7 @@ from dlcore.proxy.config import proxy_options
 
 
 def test_they_are_those_that_the_programs_mark() -> None:
-    """So the page of configuration and the check are about the same ones."""
+    """The page of configuration and the check are about the same ones."""
     for table, options in (("proxy", proxy_options()), ("autorecovery", autorecovery_options())):
         assert set(live_options()[table]) == {key for key, each in options.items() if each.live}
     assert is_live("proxy", "log_bytes_per_s")
@@ -39,13 +39,13 @@ def test_they_are_those_that_the_programs_mark() -> None:
         ({"autorecovery": {"merge_fan_in": 1}}, "fan_in=1"),
     ],
 )
-def test_what_is_refused(tables: dict[str, dict[str, object]], message: str) -> None:
+def test_statements_that_are_refused(tables: dict[str, dict[str, object]], message: str) -> None:
     """Unknown ones, other kinds of values, and values out of range."""
     with pytest.raises(ConfigurationError, match=message):
         require_allowed(tables)
 
 
-def test_what_is_allowed() -> None:
+def test_statements_that_are_allowed() -> None:
     """Any number of them, of both programs."""
     require_allowed({})
     require_allowed(

@@ -1,15 +1,15 @@
-"""Members that lack a feature are in its way, and nobody else is."""
+"""Members that lack a feature are in its way, and no others are."""
 
 from __future__ import annotations
 
 import pytest
 
-from dlcore.base.features import UNTOLD, Release
+from dlcore.base.features import UNKNOWN_RELEASE, Release
 from dlcore.ops.upgrade_report import Member, Role, UpgradeReport
 
 OWN = Release(version="0.4.0", features=("cold", "newer"))
 NEW = Member(Role.BOOKIE, "b1", OWN)
-OLD = Member(Role.PROXY, "grpc://p:1", UNTOLD)
+OLD = Member(Role.PROXY, "grpc://p:1", UNKNOWN_RELEASE)
 PART = Member(Role.CLIENT, "c:1", Release(version="0.3.0", features=("cold",)))
 BROKEN = Member(Role.AUTORECOVERY, "a:1", problem="it does not parse")
 
@@ -29,7 +29,7 @@ def report(*members: Member, finalized: tuple[str, ...] = (), own: Release = OWN
         ([], []),
     ],
 )
-def test_who_lacks_a_feature_is_in_the_way(members: list[Member], words: list[str]) -> None:
+def test_a_member_without_a_feature_is_in_the_way(members: list[Member], words: list[str]) -> None:
     """A member with all of them is not, and no other one is named."""
     found = report(NEW, *members)
     assert list(found.obstacles) == words
@@ -44,7 +44,7 @@ def test_there_may_be_nothing_to_finalize() -> None:
         assert found.summary().startswith("nothing to finalize")
 
 
-def test_who_lacks_a_finalized_feature_is_in_the_way() -> None:
+def test_a_member_without_a_finalized_feature_is_in_the_way() -> None:
     """Also where this release has none that is not finalized: it should not run any more."""
     found = report(PART, finalized=OWN.features)
     assert found.obstacles == ("client c:1 runs 0.3.0, which lacks newer",)

@@ -44,14 +44,14 @@ def test_a_log_is_truncated_beside_its_owner() -> None:
         stream = await client.opened("clicks")
         for payload in (b"a", b"b", b"c"):
             await stream.send(payload)
-            message = await stream.told()
+            message = await stream.next_reply()
         assert message is not None
         assert await client.act("truncate", log="clicks", dlsn=message["dlsn"]) == {
             "truncated": True
         }
         assert await client.act("truncate", log="clicks", txid=0) == {"truncated": False}
         await stream.send(b"d")
-        await stream.told_all()
+        await stream.last_reply()
         found = await read_all(await served.cluster.namespaces[0].open_log("clicks"))
         assert [each.payload for each in found] == [b"c", b"d"]
         code, text = await refused(client, "truncate", log="clicks", dlsn="later")
@@ -67,8 +67,8 @@ async def refused(client: Client, action: str, **body: object) -> tuple[str, str
     return error.value.code().name, error.value.details() or ""
 
 
-def test_what_another_proxy_owns_is_sealed_and_deleted_there() -> None:
-    """Asked here, it is told who has it."""
+def test_a_log_that_another_proxy_owns_is_sealed_and_deleted_there() -> None:
+    """Asked here, it learns which proxy has it."""
 
     async def scenario(served: Proxies) -> None:
         first = await served.start(lock_timeout_s=0.05)
@@ -99,7 +99,7 @@ def test_a_typed_log_takes_its_own_columns() -> None:
         await log.update_schema(wide)
         await stream.send_batch(pa.record_batch([["a"], [1]], schema=wide))
         await stream.acked(1)
-        await stream.told_all()
+        await stream.last_reply()
         assert await log.get_log_record_count() == 1
         unknown = pa.schema([("speed", pa.int64())])
         wrong = await client.opened("typed", unknown)
@@ -139,19 +139,19 @@ def test_health_follows_the_proxy() -> None:
             assert clock_ms > 0
             return answer
 
-        told = {
+        reply = {
             "location": here,
             "serves": True,
             "logs": 0,
             "balance": {"state": "alone", "misplaced": 0, "handed_over": 0},
         }
-        assert await health() == told
+        assert await health() == reply
         await client.act("drain")
-        assert await health() == told | {"serves": False}
+        assert await health() == reply | {"serves": False}
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert status_of(await check(request)) == health_pb2.HealthCheckResponse.NOT_SERVING
         await client.act("undrain")
-        assert await health() == told
+        assert await health() == reply
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.SERVING
         assert status_of(await check(request)) == health_pb2.HealthCheckResponse.SERVING
         other = health_pb2.HealthCheckRequest(service="other")

@@ -59,7 +59,7 @@ def test_the_first_of_an_entrys_rows(field: RecordField, value: int, slot: int |
     assert found == (None if slot is None else DLSN(1, 3, slot))
 
 
-def test_each_who_waits_is_told_once_where_its_record_is() -> None:
+def test_each_waiting_call_learns_once_where_its_record_is() -> None:
     """In whatever order they came; a caller that left gets nothing, nor one without its record."""
     awaited: Awaited[str] = Awaited()
     for name, field, value in (
@@ -73,9 +73,9 @@ def test_each_who_waits_is_told_once_where_its_record_is() -> None:
     ):
         awaited.wait(NotLessThan(field, value), name)
     awaited.leave("left")
-    awaited.leave("nobody")
-    told = {number: dict(awaited.came(rows_of(number))) for number in range(5)}
-    assert told == {
+    awaited.leave("unknown")
+    found = {number: dict(awaited.came(rows_of(number))) for number in range(5)}
+    assert found == {
         0: {},
         1: {"early": DLSN(1, 1, 6), "same": DLSN(1, 1, 6)},
         2: {"number": DLSN(1, 2, 0)},
@@ -145,7 +145,7 @@ def test_all_who_wait_for_records_to_come_share_one_follower(
     with_proxies("clicks")(scenario)
 
 
-def test_what_came_before_the_log_was_followed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_before_the_log_was_followed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the log and where others follow it from, or in a run that is there."""
 
     async def scenario(served: Proxies) -> None:
@@ -172,7 +172,7 @@ def test_what_came_before_the_log_was_followed_is_found(monkeypatch: pytest.Monk
     with_proxies("clicks")(scenario)
 
 
-def test_one_who_is_cancelled_as_its_record_comes_harms_nobody() -> None:
+def test_a_call_cancelled_as_its_record_comes_harms_no_other() -> None:
     """Others go on to follow the log."""
 
     async def scenario(served: Proxies) -> None:

@@ -18,10 +18,10 @@ from dlcore.proxy.writing.balance import (
     BalanceState,
     Effect,
     HandOver,
-    LoadsTold,
+    LoadsRead,
     Looked,
     OwnedState,
-    TellLoad,
+    PublishLoad,
 )
 from tests.fixtures.lengths import sample
 
@@ -63,7 +63,7 @@ def step(
     live = frozenset({ME, *loads})
     if AskLoads(tuple(sorted(loads))) not in look(balancer, now_s, logs, live):
         return []
-    effects = balancer.handle(LoadsTold(now_s=now_s, loads=loads))
+    effects = balancer.handle(LoadsRead(now_s=now_s, loads=loads))
     assert all(isinstance(each, HandOver) for each in effects)
     return [each.name for each in effects if isinstance(each, HandOver)]
 
@@ -108,7 +108,7 @@ def test_a_proxy_that_restarts_between_two_looks_begins_the_time_anew(balancer: 
     assert balancer.state is BalanceState.SETTLING
 
 
-def test_what_is_too_much_goes_and_no_more(balancer: Balancer) -> None:
+def test_the_excess_goes_and_no_more(balancer: Balancer) -> None:
     """One at a time, up to the mean and its tolerance."""
     logs = owned(*[OTHER] * 10)
     moved = settled(balancer, logs, {OTHER: EMPTY})
@@ -116,8 +116,8 @@ def test_what_is_too_much_goes_and_no_more(balancer: Balancer) -> None:
     assert balancer.wait_s == PAUSE_S
     for number in range(20):
         logs = [each for each in logs if each.name not in moved]
-        told = changed_by(EMPTY, logs=10 - len(logs))
-        moved = step(balancer, logs, {OTHER: told}, AFTER_S + (number + 1) * PAUSE_S)
+        published = changed_by(EMPTY, logs=10 - len(logs))
+        moved = step(balancer, logs, {OTHER: published}, AFTER_S + (number + 1) * PAUSE_S)
     assert len(logs) == 6
     assert balancer.handed_over == 4
     assert (balancer.state, balancer.misplaced) == (BalanceState.EVEN, 6)
@@ -129,30 +129,30 @@ def changed_by(load: ProxyLoad, **fields: int) -> ProxyLoad:
     return ProxyLoad(**(known | fields))
 
 
-def test_what_was_handed_over_counts_though_its_new_owner_does_not_say_so(
+def test_a_handed_over_log_counts_before_its_new_owner_publishes_it(
     balancer: Balancer,
 ) -> None:
-    """Nobody may write it for long: then nobody acquires it."""
+    """No client may write it for long: then no proxy acquires it."""
     logs = owned(*[OTHER] * 10)
     moved = settled(balancer, logs, {OTHER: EMPTY})
     for number in range(20):
         logs = [each for each in logs if each.name not in moved]
         moved = step(balancer, logs, {OTHER: EMPTY}, AFTER_S + (number + 1) * PAUSE_S)
     assert len(logs) == 6
-    # After ten minutes they are nobody's, and the others are too many again.
+    # After ten minutes they have no owner, and the others are too many again.
     assert step(balancer, logs, {OTHER: EMPTY}, AFTER_S + 1000)
 
 
 def test_a_new_owner_that_hands_over_others_meanwhile_gets_more(balancer: Balancer) -> None:
-    """It owns no more than before, so that it seems not to have told of what it got."""
+    """It owns no more than before, so that it seems not to have published what it got."""
     logs = owned(*[OTHER] * 12, is_open=True)
-    told = changed_by(EMPTY, logs=8)
-    moved = settled(balancer, logs, {OTHER: told, THIRD: EMPTY})
+    published = changed_by(EMPTY, logs=8)
+    moved = settled(balancer, logs, {OTHER: published, THIRD: EMPTY})
     now_s = AFTER_S
     while now_s < 4 * AFTER_S:
         logs = [each for each in logs if each.name not in moved]
         now_s += PAUSE_S
-        moved = step(balancer, logs, {OTHER: told, THIRD: EMPTY}, now_s)
+        moved = step(balancer, logs, {OTHER: published, THIRD: EMPTY}, now_s)
     assert len(logs) == 8  # the mean and its tolerance
 
 
@@ -203,7 +203,7 @@ def warm(balancer: Balancer, rates: dict[str, float], *, home: str = OTHER) -> N
         look(balancer, now_s, written(rates, now_s, home=home))
 
 
-def test_logs_that_nobody_writes_go_first_and_one_that_is_written_goes_alone(
+def test_unwritten_logs_go_first_and_a_written_one_goes_alone(
     balancer: Balancer,
 ) -> None:
     """Those without a stream before those with a silent one; a step takes one of a hundred."""
@@ -212,8 +212,8 @@ def test_logs_that_nobody_writes_go_first_and_one_that_is_written_goes_alone(
     logs = [*written(rates, AFTER_S), *owned(OTHER)]
     assert step(balancer, logs, {OTHER: changed_by(EMPTY, room=1000)}, AFTER_S) == ["0", "silent"]
     logs = written({name: rate for name, rate in rates.items() if rate}, AFTER_S + PAUSE_S)
-    told = changed_by(EMPTY, room=1000, logs=2)
-    moved = step(balancer, logs, {OTHER: told}, AFTER_S + PAUSE_S)
+    published = changed_by(EMPTY, room=1000, logs=2)
+    moved = step(balancer, logs, {OTHER: published}, AFTER_S + PAUSE_S)
     assert len(moved) == 1
     assert moved[0].startswith("written-")
 
@@ -225,8 +225,8 @@ def test_for_the_bytes_the_largest_goes_that_fits(balancer: Balancer) -> None:
     warm(balancer, rates)
     now_s = AFTER_S
     for goes, logs, there in (("b", 7, 20), ("c", 8, 45), (None, 9, 65)):
-        told = changed_by(EMPTY, logs=logs, bytes_per_s=there * MIB)
-        found = step(balancer, [*written(rates, now_s), *at_home], {OTHER: told}, now_s)
+        published = changed_by(EMPTY, logs=logs, bytes_per_s=there * MIB)
+        found = step(balancer, [*written(rates, now_s), *at_home], {OTHER: published}, now_s)
         assert found == ([] if goes is None else [goes])
         rates.pop(goes or "a")
         now_s += PAUSE_S
@@ -238,48 +238,50 @@ def test_one_that_is_larger_than_what_is_too_much_goes_only_where_that_helps(
     """A log that is most of all that is written stays, wherever it is."""
     rates = {"most": 90.0, "rest": 1.0}
     warm(balancer, rates)
-    told = changed_by(EMPTY, logs=2, bytes_per_s=10 * MIB)
-    assert step(balancer, written(rates, AFTER_S), {OTHER: told}, AFTER_S) == ["rest"]
-    told = changed_by(EMPTY, logs=3, bytes_per_s=11 * MIB)
+    published = changed_by(EMPTY, logs=2, bytes_per_s=10 * MIB)
+    assert step(balancer, written(rates, AFTER_S), {OTHER: published}, AFTER_S) == ["rest"]
+    published = changed_by(EMPTY, logs=3, bytes_per_s=11 * MIB)
     now_s = AFTER_S + PAUSE_S
-    assert step(balancer, written({"most": 90.0}, now_s), {OTHER: told}, now_s) == []
+    assert step(balancer, written({"most": 90.0}, now_s), {OTHER: published}, now_s) == []
 
 
 def test_little_that_is_written_is_no_reason(balancer: Balancer) -> None:
     """Below a MiB a second above the mean nothing moves, whatever share that is."""
     rates = {"a": 0.5, "b": 0.4, "c": 0.3}
     warm(balancer, rates)
-    told = changed_by(EMPTY, logs=3)
-    assert step(balancer, written(rates, AFTER_S), {OTHER: told}, AFTER_S) == []
+    published = changed_by(EMPTY, logs=3)
+    assert step(balancer, written(rates, AFTER_S), {OTHER: published}, AFTER_S) == []
 
 
 def test_the_count_is_not_made_even_by_making_the_bytes_uneven(balancer: Balancer) -> None:
     """A log that is written much does not go where much is written."""
     rates = {str(n): 10.0 for n in range(10)}
     warm(balancer, rates)
-    told = changed_by(EMPTY, logs=1, bytes_per_s=150 * MIB)
-    assert step(balancer, written(rates, AFTER_S), {OTHER: told}, AFTER_S) == []
+    published = changed_by(EMPTY, logs=1, bytes_per_s=150 * MIB)
+    assert step(balancer, written(rates, AFTER_S), {OTHER: published}, AFTER_S) == []
 
 
 def test_a_log_that_came_back_is_measured_from_there(balancer: Balancer) -> None:
-    """What it accepts is counted from its acquisition."""
+    """Its accepted bytes count from its acquisition."""
     look(balancer, 0.0, written({"a": 10.0}, 0.0))
     look(balancer, 10.0, written({"a": 10.0}, 10.0))
-    (told,) = look(balancer, 20.0, written({"a": 1.0}, 2.0))
-    assert isinstance(told, TellLoad)
-    assert told.load.bytes_per_s < 5 * MIB
+    (published,) = look(balancer, 20.0, written({"a": 1.0}, 2.0))
+    assert isinstance(published, PublishLoad)
+    assert published.load.bytes_per_s < 5 * MIB
 
 
-def test_the_load_is_told_when_it_has_changed_and_seldom(balancer: Balancer) -> None:
-    """Four times a minute at most; a rate that hardly differs is not told."""
-    assert look(balancer, 0.0, []) == [TellLoad(ProxyLoad(logs=0, room=100, bytes_per_s=0))]
+def test_the_load_is_published_when_it_has_changed_and_seldom(balancer: Balancer) -> None:
+    """Four times a minute at most; a rate that hardly differs is not published."""
+    assert look(balancer, 0.0, []) == [PublishLoad(ProxyLoad(logs=0, room=100, bytes_per_s=0))]
     assert look(balancer, 5.0, owned(ME)) == []
-    assert look(balancer, 15.0, owned(ME)) == [TellLoad(ProxyLoad(logs=1, room=99, bytes_per_s=0))]
+    assert look(balancer, 15.0, owned(ME)) == [
+        PublishLoad(ProxyLoad(logs=1, room=99, bytes_per_s=0))
+    ]
     assert look(balancer, 60.0, written({"0": RATE_FLOOR / MIB / 20}, 60.0, home=ME)) == []
-    balancer.forget_told()
+    balancer.forget_published_load()
     assert len(look(balancer, 61.0, owned(ME))) == 1
     written_much = look(balancer, 90.0, written({"0": 10.0}, 90.0, home=ME))
-    assert isinstance(written_much[0], TellLoad)
+    assert isinstance(written_much[0], PublishLoad)
     assert written_much[0].load.bytes_per_s > MIB
 
 
@@ -292,7 +294,7 @@ class Cluster:
     rates: dict[str, float]
     owners: dict[str, str | None]
     machines: dict[str, Balancer]
-    told: dict[str, list[tuple[float, ProxyLoad]]] = field(default_factory=dict)
+    published: dict[str, list[tuple[float, ProxyLoad]]] = field(default_factory=dict)
     moves: Counter[str] = field(default_factory=Counter)
     now_s: float = 0.0
     last_move_s: float = 0.0
@@ -320,25 +322,29 @@ class Cluster:
         while effects:
             effect = effects.pop(0)
             match effect:
-                case TellLoad():
-                    self.told.setdefault(location, []).append((self.now_s, effect.load))
+                case PublishLoad():
+                    self.published.setdefault(location, []).append((self.now_s, effect.load))
                 case AskLoads():
                     loads = {each: self.known(each) for each in effect.locations}
-                    effects += machine.handle(LoadsTold(now_s=self.now_s, loads=loads))
+                    effects += machine.handle(LoadsRead(now_s=self.now_s, loads=loads))
                 case HandOver():
                     self.move(location, effect)
 
     def known(self, location: str) -> ProxyLoad | None:
-        """Return what another proxy knows of a proxy; it may not know yet what that one told
+        """Return what another proxy knows of a proxy; it may not know yet what that one published
         now."""
-        told = self.told.get(location)
-        if told is None:
+        published = self.published.get(location)
+        if published is None:
             return None
-        is_late = len(told) > 1 and self.now_s - told[-1][0] < LATE_S and self.rng.random() < 0.5
-        return told[-2 if is_late else -1][1]
+        is_late = (
+            len(published) > 1
+            and self.now_s - published[-1][0] < LATE_S
+            and self.rng.random() < 0.5
+        )
+        return published[-2 if is_late else -1][1]
 
     def move(self, location: str, effect: HandOver) -> None:
-        """Let a log go to its home, where it is acquired now, or later, when somebody writes it."""
+        """Let a log go to its home, where it is acquired now, or later, when a client writes it."""
         assert effect.home == self.homes[effect.name] != location
         assert self.owners[effect.name] == location
         self.moves[effect.name] += 1
@@ -346,7 +352,7 @@ class Cluster:
         self.owners[effect.name] = effect.home if self.rng.random() < 0.5 else None
 
     def acquire_some(self) -> None:
-        """Let clients come to what nobody owns."""
+        """Let clients come to logs without an owner."""
         for name, owner in self.owners.items():
             if owner is None and self.rng.random() < 0.3:
                 self.owners[name] = self.homes[name]
@@ -354,7 +360,7 @@ class Cluster:
 
 @pytest.mark.parametrize("seed", sample(range(300), 12))
 def test_several_owners_that_know_little_come_to_a_balance(seed: int) -> None:
-    """Each log moves once at most; in the end nobody has too much that it could hand over.
+    """Each log moves once at most; in the end no proxy has too much that it could hand over.
 
     One seed is one order of looks, one distribution and one set of loads that come late.
     """
@@ -384,7 +390,7 @@ def test_several_owners_that_know_little_come_to_a_balance(seed: int) -> None:
     count, rate = len(names), sum(cluster.rates.values())
     for location in locations:
         logs, written_here = cluster.load(location)
-        if not is_written:  # nobody gave more than what was too much, but for what it knew late
+        if not is_written:  # no proxy gave more than what was too much, but for what it knew late
             assert logs >= min(before[location], count // len(locations) - 2)
         misplaced = [
             name

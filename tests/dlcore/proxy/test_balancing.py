@@ -52,14 +52,14 @@ async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
 
 async def until_state(client: Client, state: str) -> dict[str, Any]:
     """Wait until the balance of a proxy is so; return what it tells of it."""
-    told: dict[str, Any] = {}
+    reply: dict[str, Any] = {}
 
     async def is_so() -> bool:
-        told.update((await client.act("health"))["balance"])
-        return bool(told["state"] == state)
+        reply.update((await client.act("health"))["balance"])
+        return bool(reply["state"] == state)
 
     await eventually(is_so)
-    return told
+    return reply
 
 
 def test_logs_go_to_a_proxy_that_joins_and_their_writers_with_them() -> None:
@@ -98,10 +98,10 @@ async def kept_when_even(client: Client) -> list[str]:
     kept: list[str] = []
 
     async def is_so() -> bool:
-        told = (await client.act("health"))["balance"]
+        reply = (await client.act("health"))["balance"]
         kept[:] = await owned_by(client)
         even = {"state": "even", "misplaced": len(kept), "handed_over": LOGS - len(kept)}
-        return bool(told == even)
+        return bool(reply == even)
 
     await eventually(is_so)
     return kept
@@ -119,14 +119,14 @@ async def until_moved(client: Client) -> int:
 
 
 def test_nothing_goes_where_that_is_off_or_the_other_tells_no_load() -> None:
-    """An older release tells none; a proxy told not to hand over does not."""
+    """An older release publishes none; a proxy that shall not hand over does not."""
 
     async def scenario(served: Proxies) -> None:
         gone = f"grpc://127.0.0.1:{free_ports(1)}"
         off = await served.start(rebalance=False)
         here = served.servers[0].location
         for name in await at_home_at(gone, served, 4, here):
-            await (await off.opened(name)).told_all()
+            await (await off.opened(name)).last_reply()
         on = await served.start(**SOON)
         await on.act("drain")
         member, _, _ = await member_at(gone, served)
@@ -148,18 +148,18 @@ def test_a_log_stays_whose_client_does_not_reach_its_home() -> None:
         client = await served.start(**SOON)
         here, gone = served.servers[0].location, f"grpc://127.0.0.1:{free_ports(1)}"
         member, _, (first, second) = await member_at(gone, served)
-        await member.presence.tell_load(ProxyLoad(logs=0, room=100, bytes_per_s=0))
+        await member.presence.publish_load(ProxyLoad(logs=0, room=100, bytes_per_s=0))
         for name in (first, second):
             assert await where_sent(client, here, name, unreachable=[gone]) == here
-        told = await until_state(client, "even")
-        assert told == {"state": "even", "misplaced": 0, "handed_over": 0}
+        reply = await until_state(client, "even")
+        assert reply == {"state": "even", "misplaced": 0, "handed_over": 0}
         await member.aclose()
 
     with_proxies()(scenario)
 
 
 def test_without_the_metadata_store_nothing_is_handed_over() -> None:
-    """Nor told; once it is back that goes on."""
+    """Nor published; once it is back that goes on."""
 
     async def scenario(served: Proxies) -> None:
         port = free_ports(1)
@@ -167,7 +167,7 @@ def test_without_the_metadata_store_nothing_is_handed_over() -> None:
         first = await served.start(**SOON)
         here = served.servers[0].location
         for name in await at_home_at(there, served, 4, here):
-            await (await first.opened(name)).told_all()
+            await (await first.opened(name)).last_reply()
         store = served.cluster.stores[here]
         store.disconnect()
         await served.start(port=port, **LATE)
@@ -183,7 +183,7 @@ def test_without_the_metadata_store_nothing_is_handed_over() -> None:
     with_proxies()(scenario)
 
 
-def test_a_load_is_told_again_after_a_drain_and_after_a_lost_session() -> None:
+def test_a_load_is_published_again_after_a_drain_and_after_a_lost_session() -> None:
     """The node is another one then."""
 
     async def scenario(served: Proxies) -> None:
@@ -191,7 +191,7 @@ def test_a_load_is_told_again_after_a_drain_and_after_a_lost_session() -> None:
         here = served.servers[0].location
         membership: Membership = served.servers[0].reads._membership
 
-        async def is_told() -> bool:
+        async def is_published() -> bool:
             try:
                 return (await membership.loads_of([here]))[here] == ProxyLoad(
                     logs=0, room=10_000, bytes_per_s=0
@@ -199,17 +199,17 @@ def test_a_load_is_told_again_after_a_drain_and_after_a_lost_session() -> None:
             except MetadataSessionExpiredError:
                 return False
 
-        await eventually(is_told)
+        await eventually(is_published)
         await client.act("drain")
         await client.act("undrain")
-        await eventually(is_told)
+        await eventually(is_published)
         served.cluster.stores[here].expire()
-        await eventually(is_told)
+        await eventually(is_published)
 
     with_proxies()(scenario)
 
 
-def test_what_is_written_is_told_as_a_rate() -> None:
+def test_written_bytes_are_published_as_a_rate() -> None:
     """Bytes that a proxy accepted, of all its logs."""
 
     async def scenario(served: Proxies) -> None:
@@ -218,13 +218,13 @@ def test_what_is_written_is_told_as_a_rate() -> None:
         membership = served.servers[0].reads._membership
         stream = await client.opened("clicks")
 
-        async def is_told() -> bool:
+        async def is_published() -> bool:
             await stream.send(*[bytes(900_000)] * 3)
-            await stream.told()
+            await stream.next_reply()
             load = (await membership.loads_of([here]))[here]
             return load is not None and load.bytes_per_s > 0
 
-        await eventually(is_told)
-        await stream.told_all()
+        await eventually(is_published)
+        await stream.last_reply()
 
     with_proxies("clicks")(scenario)

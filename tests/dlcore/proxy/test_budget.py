@@ -21,7 +21,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_who_finds_it_full_waits_in_turn() -> None:
+def test_a_request_that_finds_it_full_waits_in_turn() -> None:
     """Also a small one behind a large one; what is larger than all passes alone."""
 
     async def scenario() -> None:
@@ -94,7 +94,7 @@ def test_logs_that_stand_still_leave_room_for_others() -> None:
 
 
 def test_a_log_and_a_principal_hold_no_more_than_they_may() -> None:
-    """Of each as configured, and what a principal waits for holds up no other of the same log."""
+    """Limits are as configured, and a waiting principal holds up no other of the same log."""
 
     async def scenario() -> None:
         budget = ByteBudget(10_000, log_bytes_max=100, principal_bytes_max=50)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from dlcore.access.principals import ANONYMOUS, Caller, Principal, Proof
+from dlcore.base.access.principals import ANONYMOUS, Caller, Principal, Proof
 from dlcore.base.errors import ConfigurationError
 from dlcore.proxy.callers import Callers
 from dlcore.proxy.config import ProxyConfig
@@ -56,7 +56,7 @@ def test_the_rule_says_which_part_of_a_certificate_is_the_principal(rule: str, n
     has."""
     caller = caller_of(Call(CERTIFICATE), certificate_principal=rule)
     assert caller == Caller(Principal(Proof.CERTIFICATE, name), "10.0.0.7")
-    others = {key: told for key, told in CERTIFICATE.items() if name.encode() not in told}
+    others = {key: value for key, value in CERTIFICATE.items() if name.encode() not in value}
     assert caller_of(Call(others), certificate_principal=rule).principal == ANONYMOUS
 
 

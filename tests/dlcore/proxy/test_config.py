@@ -40,7 +40,7 @@ def test_a_proxy_that_listens_everywhere_says_where_it_is() -> None:
 
 
 def test_locations() -> None:
-    """What clients connect to: another host or port where told so, with brackets around IPv6."""
+    """The address for clients: another host or port where it is set, with brackets around IPv6."""
     assert ProxyConfig(port=4190).location(4190) == "grpc://127.0.0.1:4190"
     assert ProxyConfig(host="::1").location(5) == "grpc://[::1]:5"
     assert ProxyConfig(host="[::1]", port=7).address == "[::1]:7"

@@ -22,7 +22,7 @@ VIEW = RowView("a", None, ["dlsn", "value"])
 
 
 class Log:
-    """A log whose readers are told of its entries in these portions."""
+    """A log whose readers get its entries in these portions."""
 
     name = "a"
 
@@ -77,7 +77,7 @@ def messages(log: Log, end: DLSN, got: list[bytes] | None = None) -> list[bytes]
     return got
 
 
-def test_what_was_readable_is_waited_for() -> None:
+def test_readable_records_are_waited_for() -> None:
     """An answer that knows of less ends nothing."""
     log = Log([[entry(0, 1)], [], [entry(1, 2), entry(2, 2)]])
     assert delivered(log, DLSN(1, 2, 1)) == [b"0:0", b"1:0", b"1:1", b"2:0"]
@@ -90,7 +90,7 @@ def test_entries_without_a_wanted_row_are_passed() -> None:
     assert delivered(log, DLSN(1, 1, 0)) == []
 
 
-def test_what_was_truncated_meanwhile_is_told() -> None:
+def test_a_truncation_meanwhile_is_reported() -> None:
     """It is not taken for what never was."""
     with pytest.raises(AlreadyTruncatedError, match="log 'a': the records before 1:2:0"):
         delivered(Log([[entry(0, 1)], []], first=DLSN(1, 2, 0)), DLSN(1, 2, 0))
@@ -98,7 +98,7 @@ def test_what_was_truncated_meanwhile_is_told() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_reader_is_sent_little_at_first(at_once: int) -> None:
-    """So one that takes nothing holds little; what comes later goes in few messages."""
+    """One that takes nothing holds little; later entries go in few messages."""
     entries = [entry(number, 600, size=1024) for number in range(4)]
     log = Log([entries[first : first + at_once] for first in range(0, 4, at_once)])
     sent = messages(log, DLSN(1, 4, 0))
@@ -151,7 +151,7 @@ def test_readers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert delivered(Again([]), DLSN(1, 2, 0)) == [b"0:0", b"1:0"]
 
 
-def test_who_has_taken_nothing_is_read_one_entry_while_memory_is_short(
+def test_a_reader_that_has_taken_nothing_gets_one_entry_while_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After it the rest is read ahead, and at once where a segment ends and no entry follows."""

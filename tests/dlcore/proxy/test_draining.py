@@ -11,14 +11,14 @@ from dlcore.log.writing.writer import Pump
 from dlcore.proxy.writing import owner
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.dlcore.proxy.test_put import until_owned
 from tests.fixtures.memory_namespace import TIME_LIMIT_S, read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 
 @pytest.mark.parametrize("change", [{"action": "release", "log": "clicks"}, {"action": "drain"}])
-def test_what_was_accepted_is_acknowledged_before_its_log_is_let_go_of(
+def test_accepted_records_are_acknowledged_before_their_log_is_released(
     change: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for bookies that take their time, and tells the client before it ends the stream."""
@@ -46,14 +46,14 @@ def test_what_was_accepted_is_acknowledged_before_its_log_is_let_go_of(
         await until_owned(client)
         assert not letting_go.done()
         may_answer.set()
-        told = await stream.told()
-        assert told is not None
-        assert (told["acked"], await stream.told()) == (2, {"draining": {"location": None}})
-        assert await stream.told_all() is None
+        reply = await stream.next_reply()
+        assert reply is not None
+        assert (reply["acked"], await stream.next_reply()) == (2, {"draining": {"location": None}})
+        assert await stream.last_reply() is None
         await letting_go
         found = await read_all(await served.cluster.namespaces[0].open_log("clicks"))
         assert [each.payload for each in found] == [b"a", b"b"]
-        assert told["dlsn"] == str(found[-1].dlsn)
+        assert reply["dlsn"] == str(found[-1].dlsn)
 
     with_proxies("clicks")(scenario)
 
@@ -104,14 +104,14 @@ def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
         may_ask.set()
         await has_asked.wait()
         may_answer.set()
-        told = await stream.told()
-        assert told is not None, await stream.status()
-        assert (told["acked"], await stream.told()) == (2, {"draining": {"location": None}})
-        assert await stream.told_all() is None
+        reply = await stream.next_reply()
+        assert reply is not None, await stream.status()
+        assert (reply["acked"], await stream.next_reply()) == (2, {"draining": {"location": None}})
+        assert await stream.last_reply() is None
         assert (await stream.status())[0] == "OK"
         await letting_go
-        assert await conditional.told() == {"draining": {"location": None}}
-        assert await conditional.told() is None
+        assert await conditional.next_reply() == {"draining": {"location": None}}
+        assert await conditional.next_reply() is None
         code, message, _ = await conditional.status()
         assert (code, message.partition(":")[0]) == ("UNAVAILABLE", "LogNotReadyError")
         found = await read_all(await served.cluster.namespaces[0].open_log("clicks"))
@@ -127,14 +127,16 @@ def test_a_change_that_breaks_does_not_keep_a_proxy(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("a defect")
 
     async def scenario(served: Proxies) -> None:
-        told: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reported.append(context)
+        )
         client = await served.start()
         stream = await client.opened("a")
-        await stream.told_all()
+        await stream.last_reply()
         monkeypatch.setattr(OwnedLog, "end", broken)
         assert await client.act("drain") == {}
-        assert [str(context["exception"]) for context in told] == ["a defect"]
+        assert [str(context["exception"]) for context in reported] == ["a defect"]
 
     with_proxies("a")(scenario)
 
@@ -171,9 +173,9 @@ def test_logs_that_are_written_are_let_go_of_first_and_few_at_a_time(
             if name == busy:
                 written = stream
             else:
-                await stream.told_all()
+                await stream.last_reply()
         draining = asyncio.create_task(client.act("drain"))
-        await written.told_all()
+        await written.last_reply()
         await draining
         assert ended[0] == busy
         assert begun_by_then < len(names)

@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from dlcore.access.audit import verify
-from dlcore.access.rights import Right
 from dlcore.backends.direct.namespace import DirectNamespace
+from dlcore.base.access.audit import verify
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.entrances import ENTRANCES
@@ -182,7 +182,7 @@ def test_the_cases_are_those_of_the_table() -> None:
 def test_each_entrance_lets_in_those_with_its_right(
     settings: dict[str, Any], issuer: Issuer, tmp_path: Path
 ) -> None:
-    """And nobody else: the others get PERMISSION_DENIED, whatever the state of the log is."""
+    """And no one else: the others get PERMISSION_DENIED, whatever the state of the log is."""
     cases = [(name, may, body) for name, (may, body) in SUFFICES.items()] + WITH_MORE
 
     async def scenario(served: Proxies) -> None:
@@ -205,15 +205,15 @@ def test_each_entrance_lets_in_those_with_its_right(
     lines = (tmp_path / "audit.jsonl").read_bytes().splitlines(keepends=True)
     count, _ = verify(lines)
     assert count > 40
-    told = [json.loads(line) for line in lines]
+    reply = [json.loads(line) for line in lines]
     for each in (
         {"principal": "user:read", "entrance": "DoAction/delete", "resource": "manage log 'gone'"},
         {"principal": "user:manage", "entrance": "DoAction/delete", "result": "ok"},
         {"principal": "user:truncate", "entrance": "DoAction/truncate", "result": "ok"},
         {"principal": "user:nothing", "entrance": "DoPut", "address": "127.0.0.1"},
     ):
-        assert any(each.items() <= line.items() for line in told), each
-    assert not any(each["principal"] == "user:append" and each["result"] == "ok" for each in told)
+        assert any(each.items() <= line.items() for line in reply), each
+    assert not any(each["principal"] == "user:append" and each["result"] == "ok" for each in reply)
 
 
 def test_rights_on_one_log_reach_no_other_by_its_id(
@@ -280,14 +280,14 @@ def test_streams_that_lose_their_right_are_ended(settings: dict[str, Any], issue
             user = User(client, issuer.token(name))
             stream = Stream(put(user))
             await stream.begin("a")
-            assert "ready" in (await stream.told() or {})
+            assert "ready" in (await stream.next_reply() or {})
             await stream.send(b"one")
             await stream.acked(1)
             ticket = pb.Ticket(ticket=b'{"log":"a","follow":true}')
             streams[name] = (stream, user._call("unary_stream", "DoGet", ticket))
         await direct.change_access_rules(remove=rules[:1])
         put_stream, get_stream = streams["alice"]
-        while await put_stream.told() is not None:
+        while await put_stream.next_reply() is not None:
             pass
         code, text, _ = await put_stream.status()
         assert code == "PERMISSION_DENIED"
@@ -299,7 +299,7 @@ def test_streams_that_lose_their_right_are_ended(settings: dict[str, Any], issue
         await put_stream.send(b"two")
         await put_stream.acked(2)
         get_stream.cancel()
-        assert await put_stream.told_all() is None
+        assert await put_stream.last_reply() is None
 
     with_proxies("a")(scenario)
 
@@ -341,7 +341,7 @@ def test_the_first_rule_of_a_namespace_is_felt_by_open_streams(
     with_proxies("a")(scenario)
 
 
-def test_a_call_that_ends_without_an_answer_is_told_to_the_audit_log(
+def test_a_call_that_ends_without_an_answer_is_in_the_audit_log(
     settings: dict[str, Any],
     issuer: Issuer,
     tmp_path: Path,
@@ -366,7 +366,7 @@ def test_a_call_that_ends_without_an_answer_is_told_to_the_audit_log(
 
 @pytest.mark.parametrize("names", ["alice", "user:", "user:a,group:b"])
 def test_a_super_user_is_a_principal(names: str) -> None:
-    """A name without its proof would match nobody, which its author would learn too late."""
+    """A name without its proof would match no one, which its author would learn too late."""
 
     async def scenario(served: Proxies) -> None:
         with pytest.raises(ConfigurationError, match="expected user:NAME"):

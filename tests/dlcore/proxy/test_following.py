@@ -65,7 +65,7 @@ class GrowingLog:
 
 
 class Client:
-    """What one follower gets; it takes a message when it is let."""
+    """The messages of one follower; it takes a message when it is let."""
 
     def __init__(self) -> None:
         self.got: list[list[bytes]] = []
@@ -118,7 +118,7 @@ async def _followed(
     return log, followers, all_done
 
 
-def test_what_comes_while_readers_are_sent_something_goes_together() -> None:
+def test_entries_that_come_during_a_send_go_together() -> None:
     """One message with all of it follows, instead of one each, up to what one may have."""
 
     async def follow() -> None:
@@ -139,7 +139,7 @@ def test_what_comes_while_readers_are_sent_something_goes_together() -> None:
     run_in_own_time(follow())
 
 
-def test_who_begins_behind_the_last_record_of_an_entry_is_not_sent_it() -> None:
+def test_a_reader_that_begins_behind_the_last_record_of_an_entry_does_not_get_it() -> None:
     """Its records come with the next one."""
 
     async def follow() -> None:
@@ -155,7 +155,7 @@ def test_who_begins_behind_the_last_record_of_an_entry_is_not_sent_it() -> None:
     run_in_own_time(follow())
 
 
-def test_who_leaves_a_log_that_broke_takes_nothing_from_those_who_came_later() -> None:
+def test_a_reader_that_leaves_a_broken_log_takes_nothing_from_later_ones() -> None:
     """They share one that follows it anew, until the last of them leaves."""
 
     async def follow() -> None:

@@ -1,6 +1,6 @@
 """Streams and actions that come to a proxy which does not own their log, and are forwarded.
 
-Goal: a client that reaches one proxy only writes as at the owner, and is told what the owner tells.
+Goal: a client that reaches one proxy only writes as at the owner, and gets the owner's answers.
 Method: two proxies and more over a cluster in memory; the client never connects to the owner.
 """
 
@@ -20,7 +20,7 @@ from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.forwarding import Forwarding, Relay
 from dlcore.proxy.writing.owner import LogOwner
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, Stream, with_proxies
@@ -54,10 +54,10 @@ def put(client: Client, *metadata: tuple[str, str | bytes]) -> Stream:
 
 
 async def opened(client: Client, log: str, **options: object) -> tuple[Stream, dict[str, Any]]:
-    """Open a forwarded stream; return with it what it is told when it is ready."""
+    """Open a forwarded stream; return it with the reply that makes it ready."""
     stream = put(client)
     await stream.begin(log, **options)
-    ready = await stream.told()
+    ready = await stream.next_reply()
     assert ready is not None, await stream.status()
     return stream, ready["ready"]
 
@@ -81,7 +81,7 @@ async def payloads(served: Proxies, log: str) -> list[bytes]:
 
 
 def test_a_stream_is_forwarded_if_its_client_asks_for_it() -> None:
-    """It is told what the owner tells; one that does not ask is sent there, as ever."""
+    """It gets the owner's answers; one that does not ask is sent there, as ever."""
 
     async def scenario(served: Proxies) -> None:
         asked, owner, log = await two(served)
@@ -90,14 +90,14 @@ def test_a_stream_is_forwarded_if_its_client_asks_for_it() -> None:
         for number in range(20):
             await stream.send(b"%d" % number)
         await stream.acked(20)
-        assert await stream.told_all() is None
+        assert await stream.last_reply() is None
         assert (await stream.status())[0] == "OK"
         assert await payloads(served, log) == [b"%d" % number for number in range(20)]
         assert await owner.act("logs") == {"logs": [log]}
         assert await asked.act("logs") == {"logs": []}
         plain = asked.put()
         await plain.begin(log)
-        assert await plain.told() is None
+        assert await plain.next_reply() is None
         code, _, metadata = await plain.status()
         assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", served.servers[1].location)
 
@@ -105,7 +105,7 @@ def test_a_stream_is_forwarded_if_its_client_asks_for_it() -> None:
 
 
 def test_a_producer_goes_on_over_forwarded_and_direct_streams() -> None:
-    """Each record is in the log once, whichever way it came, and a gap is told as by the owner."""
+    """Each record is in the log once, whichever way it came, and a gap fails as at the owner."""
 
     async def scenario(served: Proxies) -> None:
         asked, owner, log = await two(served)
@@ -117,13 +117,13 @@ def test_a_producer_goes_on_over_forwarded_and_direct_streams() -> None:
         assert again["sequence"] == 1
         await direct.send(b"1", b"2", sequence=1)
         await direct.acked(2)
-        await direct.told_all()
+        await direct.last_reply()
         stream, again = await opened(asked, log, producer=ready["producer"])
         assert again["sequence"] == 2
         await stream.send(b"2", b"3", sequence=2)
         await stream.acked(2)
         await stream.send(b"9", sequence=9)
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, metadata = await stream.status()
         assert (code, metadata["dlog-expected-sequence"]) == ("FAILED_PRECONDITION", "4")
         assert message.startswith("SequenceGapError: ")
@@ -133,7 +133,7 @@ def test_a_producer_goes_on_over_forwarded_and_direct_streams() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_errors_of_the_owner_are_told_as_they_are(*, is_first: bool) -> None:
+def test_errors_of_the_owner_are_passed_on_unchanged(*, is_first: bool) -> None:
     """One that refuses the stream, and one in the middle, after what was accepted before."""
 
     async def scenario(served: Proxies) -> None:
@@ -148,7 +148,7 @@ def test_errors_of_the_owner_are_told_as_they_are(*, is_first: bool) -> None:
             await stream.acked(1)
             await stream.call.write(pb.FlightData(data_header=b"no Arrow"))
             wanted = ("INVALID_ARGUMENT", "ConfigurationError")
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, metadata = await stream.status()
         assert (code, message.partition(":")[0]) == wanted
         assert metadata["dlog-error"].isdecimal()
@@ -157,8 +157,8 @@ def test_errors_of_the_owner_are_told_as_they_are(*, is_first: bool) -> None:
     with_proxies(*LOGS)(scenario)
 
 
-def test_what_was_forwarded_is_not_forwarded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two proxies of which each takes the other for the owner: the client is told so, soon."""
+def test_a_forwarded_stream_is_not_forwarded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two proxies each take the other for the owner: the client soon learns of it."""
     get, begun = LogOwner.get, []
 
     async def scenario(served: Proxies) -> None:
@@ -174,7 +174,7 @@ def test_what_was_forwarded_is_not_forwarded_again(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(LogOwner, "get", mistaken)
         stream = put(asked)
         await stream.begin(log)
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, metadata = await stream.status()
         assert (code, metadata["dlog-retry-after-ms"]) == ("UNAVAILABLE", "1000")
         assert f"the proxy at {there} should serve it and does not" in message
@@ -191,7 +191,7 @@ def test_the_proxy_that_holds_the_lock_is_found_by_way_of_the_one_that_should() 
         first = await served.start()
         for log in LOGS:
             stream = await first.opened(log)
-            await stream.told_all()
+            await stream.last_reply()
         asked, _, _ = await two(served)
         live = {each.location for each in served.servers}
         should = served.servers[2].location
@@ -199,7 +199,7 @@ def test_the_proxy_that_holds_the_lock_is_found_by_way_of_the_one_that_should() 
         stream, _ = await opened(asked, log)
         await stream.send(b"x")
         await stream.acked(1)
-        await stream.told_all()
+        await stream.last_reply()
         assert log in (await first.act("logs"))["logs"]
 
     with_proxies(*LOGS)(scenario)
@@ -214,20 +214,20 @@ def test_an_owner_that_lets_go_tells_the_client() -> None:
         await stream.send(b"a")
         await stream.acked(1)
         draining = asyncio.create_task(owner.act("drain"))
-        assert await stream.told() == {"draining": {"location": served.servers[0].location}}
-        assert await stream.told_all() is None
+        assert await stream.next_reply() == {"draining": {"location": served.servers[0].location}}
+        assert await stream.last_reply() is None
         await draining
         stream, _ = await opened(asked, log)
         await stream.send(b"b")
         await stream.acked(1)
-        await stream.told_all()
+        await stream.last_reply()
         assert await payloads(served, log) == [b"a", b"b"]
 
     with_proxies(*LOGS)(scenario)
 
 
 def test_a_forwarder_that_stops_ends_its_streams_in_order() -> None:
-    """What it passed on is acknowledged; the client is told that it is draining, and goes on."""
+    """Forwarded messages are acknowledged; the client learns that it is draining, and goes on."""
 
     async def scenario(served: Proxies) -> None:
         asked, _, log = await two(served)
@@ -235,10 +235,10 @@ def test_a_forwarder_that_stops_ends_its_streams_in_order() -> None:
         await stream.send(b"a")
         await stream.acked(1)
         closing = asyncio.create_task(served.servers[0].aclose())
-        told = await stream.told()
-        assert told == {"draining": {"location": served.servers[1].location}}
+        reply = await stream.next_reply()
+        assert reply == {"draining": {"location": served.servers[1].location}}
         await stream.send(b"late")
-        assert await stream.told_all() is None
+        assert await stream.last_reply() is None
         assert (await stream.status())[0] == "UNAVAILABLE"
         await closing
         assert await payloads(served, log) == [b"a"]
@@ -280,7 +280,7 @@ class Sender:
 
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)
-        self.told: list[Any] = []
+        self.next_reply: list[Any] = []
 
     async def read(self) -> Any:
         """Return what it sends next."""
@@ -288,7 +288,7 @@ class Sender:
 
     async def write(self, message: Any) -> None:
         """Take an answer."""
-        self.told.append(message)
+        self.next_reply.append(message)
 
 
 def test_a_message_that_waits_for_memory_is_not_lost_when_its_forwarder_stops() -> None:
@@ -342,17 +342,19 @@ def test_a_client_that_goes_leaves_nothing_at_either_proxy() -> None:
         while code == "RESOURCE_EXHAUSTED":
             stream = put(asked)
             await stream.begin(log)
-            if await stream.told() is not None:
+            if await stream.next_reply() is not None:
                 break
             code, _, _ = await stream.status()
-        assert await stream.told_all() is None
+        assert await stream.last_reply() is None
         assert (await stream.status())[0] == "OK"
 
     with_proxies(*LOGS)(scenario)
 
 
-def test_what_the_owner_does_not_take_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a log that stands still the forwarder holds a message of a stream, and counts it."""
+def test_messages_that_the_owner_does_not_take_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The forwarder of a stalled log holds a message of a stream, and counts it."""
     goes_on = asyncio.Event()
     held: list[int] = []
 
@@ -399,7 +401,7 @@ def test_what_the_owner_does_not_take_is_not_read(monkeypatch: pytest.MonkeyPatc
         goes_on.set()
         await sending
         await stream.acked(200)
-        await stream.told_all()
+        await stream.last_reply()
 
     with_proxies(*LOGS)(scenario)
 
@@ -409,8 +411,8 @@ def test_actions_that_need_the_owner_are_forwarded() -> None:
 
     async def scenario(served: Proxies) -> None:
         asked, owner, log = await two(served, lock_timeout_s=0.1)
-        told = await act(asked, "producer_init", log=log, producer="meter")
-        assert told["sequence"] == -1
+        reply = await act(asked, "producer_init", log=log, producer="meter")
+        assert reply["sequence"] == -1
         stream = await owner.opened(log)
         with pytest.raises(grpc.aio.AioRpcError, match="is served by"):
             await asked.act("seal", log=log)
@@ -418,8 +420,8 @@ def test_actions_that_need_the_owner_are_forwarded() -> None:
             await act(asked, "seal", ("dlog-forward", "1"), log=log)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         sealing = asyncio.create_task(act(asked, "seal", log=log))
-        assert "draining" in (await stream.told() or {})
-        await stream.told_all()
+        assert "draining" in (await stream.next_reply() or {})
+        await stream.last_reply()
         assert await sealing == {}
         with pytest.raises(grpc.aio.AioRpcError) as sealed:
             await act(asked, "producer_init", log=log, producer="meter")
@@ -442,19 +444,19 @@ def test_limits_of_clients_count_those_for_whom_a_proxy_calls(
             ("dlog-forwarded-by", served.servers[0].location),
             ("dlog-forwarder-secret", "x"),
         )
-        told = (*forged, ("dlog-forwarded-for-bin", b"user:somebody"))
-        assert await is_refused(put(owner, *told), log) == "host '127.0.0.1' has 1 streams open"
+        reply = (*forged, ("dlog-forwarded-for-bin", b"user:other"))
+        assert await is_refused(put(owner, *reply), log) == "host '127.0.0.1' has 1 streams open"
         secret = served.servers[0].reads._membership.presence.secret
-        proved = (*told[:1], ("dlog-forwarder-secret", secret), told[2])
+        proved = (*reply[:1], ("dlog-forwarder-secret", secret), reply[2])
         stream = put(owner, *proved)
         await stream.begin(log)
-        assert "ready" in (await stream.told() or {})
+        assert "ready" in (await stream.next_reply() or {})
         for each in (first, stream):
-            await each.told_all()
+            await each.last_reply()
 
     async def is_refused(stream: Stream, log: str) -> str:
         await stream.begin(log)
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, _ = await stream.status()
         assert code == "RESOURCE_EXHAUSTED"
         return message.partition(": ")[2].partition(" at this proxy")[0]

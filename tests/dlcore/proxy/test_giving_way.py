@@ -64,7 +64,7 @@ def test_it_gets_the_log_from_a_proxy_under_load_and_gives_it_back(count: int) -
             producer.is_ending = True
             await running
         found = [each.payload for each in await read_all(log)]
-        for number in range(TIMES):  # between those of one writer is nobody's
+        for number in range(TIMES):  # between those of one writer no other's
             first = found.index(b"own %d" % number)
             assert found[first : first + 5] == [b"own %d" % number] * 5
         assert [each for each in found if not each.startswith(b"own")] == [
@@ -74,7 +74,7 @@ def test_it_gets_the_log_from_a_proxy_under_load_and_gives_it_back(count: int) -
     with_proxies("clicks")(scenario)
 
 
-def test_who_does_not_wait_or_may_not_write_asks_for_nothing() -> None:
+def test_a_writer_that_does_not_wait_or_may_not_write_asks_for_nothing() -> None:
     """The proxy keeps the log."""
 
     async def scenario(served: Proxies) -> None:
@@ -90,17 +90,17 @@ def test_who_does_not_wait_or_may_not_write_asks_for_nothing() -> None:
         assert await client.act("logs") == {"logs": ["clicks"]}
         await stream.send(b"a")
         await stream.acked(1)
-        await stream.told_all()
+        await stream.last_reply()
 
     with_proxies("clicks")(scenario)
 
 
-def test_a_log_that_nobody_takes_is_the_proxys_again() -> None:
+def test_a_log_that_no_writer_takes_is_the_proxys_again() -> None:
     """The waiting writer may be gone."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
-        await (await client.opened("clicks")).told_all()
+        await (await client.opened("clicks")).last_reply()
         direct = await served.cluster.open("beside")
         opening = asyncio.create_task(
             (await direct.open_log("clicks", config=PATIENT)).open_writer()
@@ -117,7 +117,7 @@ def test_a_log_that_nobody_takes_is_the_proxys_again() -> None:
         after = await client.opened("clicks")
         await after.send(b"a")
         await after.acked(1)
-        await after.told_all()
+        await after.last_reply()
 
     with_proxies("clicks")(scenario)
 
@@ -162,6 +162,6 @@ def test_a_writer_that_asks_during_the_turn_of_an_append_gets_the_log() -> None:
         await asyncio.sleep(0.1)  # the proxy sees that first, and by itself
         await set_turn("free")
         await (await opening).aclose()
-        await stream.told_all()
+        await stream.last_reply()
 
     with_proxies("clicks")(scenario)

@@ -87,7 +87,7 @@ def test_a_part_of_a_log_that_has_not_changed_costs_one_question() -> None:
         part |= {"start": {"dlsn": "3:0:0"}, "end": {"dlsn": "4:0:0"}}  # type: ignore[dict-item]
         for _ in range(3):
             assert await got(reads, **part) == [b"4", b"5"]
-            await asyncio.sleep(0.01)  # the watch has told what it tells at first
+            await asyncio.sleep(0.01)  # the watch has made its first report
         with store.record() as requests:
             assert await got(reads, **part) == [b"4", b"5"]
             kinds = dict(requests.kinds)
@@ -98,7 +98,7 @@ def test_a_part_of_a_log_that_has_not_changed_costs_one_question() -> None:
     on_log(body)
 
 
-def test_what_changed_before_a_part_is_asked_for_is_known() -> None:
+def test_changes_before_a_request_for_a_part_are_known() -> None:
     """Records that are new are there, and those that are truncated refused."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -144,7 +144,7 @@ def test_a_log_is_found_by_its_id() -> None:
 
 
 def test_a_planned_part_is_of_the_log_that_it_was_planned_for() -> None:
-    """Of another one that has its name by then nothing is read."""
+    """Nothing is read of another log that has its name by then."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
@@ -173,7 +173,7 @@ def test_a_planned_part_is_of_the_log_that_it_was_planned_for() -> None:
     ],
     ids=["gone", "deleted", "another"],
 )
-def test_a_name_that_leads_to_no_log_is_told(
+def test_a_name_that_leads_to_no_log_is_an_error(
     change: dict[str, Any] | None, error: type[DLError]
 ) -> None:
     """It is looked at twice, for it may be about to change, and no more."""
@@ -221,7 +221,7 @@ def test_a_log_is_read_though_that_which_has_its_name_now_is_damaged() -> None:
     on_log(body)
 
 
-def test_a_damaged_ledger_keeps_nobody_from_another() -> None:
+def test_a_damaged_ledger_stops_no_read_of_another() -> None:
     """Though all that is asked for in one turn is read at once."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -238,9 +238,11 @@ def test_a_damaged_ledger_keeps_nobody_from_another() -> None:
         assert not isinstance(found["clicks"], DLError)
         namespace = await cluster.open("c")
         readers = [await (await namespace.open_log(name)).open_reader() for name in found]
-        told = await asyncio.gather(*(each.read_next() for each in readers), return_exceptions=True)
-        assert getattr(told[0], "payload", told[0]) == b"1"
-        assert isinstance(told[1], CorruptMetadataError)
+        results = await asyncio.gather(
+            *(each.read_next() for each in readers), return_exceptions=True
+        )
+        assert getattr(results[0], "payload", results[0]) == b"1"
+        assert isinstance(results[1], CorruptMetadataError)
         for each in readers:
             await each.aclose()
 

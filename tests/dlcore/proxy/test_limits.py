@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.access.principals import ANONYMOUS, Principal, Proof
+from dlcore.base.access.principals import ANONYMOUS, Principal, Proof
 from dlcore.base.errors import LogElsewhereError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.log.writing.writer import Pump
@@ -23,7 +23,7 @@ from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take what is said for who somebody is."""
+    """Take the metadata as the caller's identity."""
 
     def said(_: Callers, context: Any) -> Principal:
         name = dict(context.invocation_metadata()).get("who")
@@ -33,7 +33,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def opened(client: Client, log: str, who: str | None) -> Stream:
-    """Open a stream as somebody."""
+    """Open a stream as this principal."""
     method: Any = client.channel.stream_stream(
         f"/{FLIGHT}/DoPut",
         request_serializer=pb.FlightData.SerializeToString,
@@ -47,7 +47,7 @@ async def opened(client: Client, log: str, who: str | None) -> Stream:
 async def ready(client: Client, log: str, who: str | None) -> Stream:
     """Open a stream that is let in."""
     stream = await opened(client, log, who)
-    assert "ready" in (await stream.told() or {}), await stream.status()
+    assert "ready" in (await stream.next_reply() or {}), await stream.status()
     return stream
 
 
@@ -61,29 +61,29 @@ async def ready(client: Client, log: str, who: str | None) -> Stream:
 def test_streams_above_the_limit_are_refused(
     limit: str, refused: tuple[str, str], let_in: tuple[str, str], whose: str
 ) -> None:
-    """Until one ends; those of another log, or principal, and of nobody known are let in."""
+    """Until one ends; those of another log, or principal, and of unknown callers are let in."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(**{limit: 2})
         streams = [await ready(client, "a", "me") for _ in range(2)]
         above = await opened(client, *refused)
-        assert await above.told() is None
+        assert await above.next_reply() is None
         code, message, metadata = await above.status()
         assert (code, metadata["dlog-retry-after-ms"]) == ("RESOURCE_EXHAUSTED", "1000")
         assert f"{whose} has 2 streams open" in message
         streams.append(await ready(client, *let_in))
         streams.append(await ready(client, "b", None))
-        await streams[0].told_all()
+        await streams[0].last_reply()
         await streams[0].status()
         streams.append(await ready(client, *refused))
         for each in streams[1:]:
             await each.send(b"x")
-            assert (await each.told_all() or {})["acked"] == 1
+            assert (await each.last_reply() or {})["acked"] == 1
 
     with_proxies("a", "b")(scenario)
 
 
-def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
+def test_clients_with_too_many_streams_learn_which_proxy_owns_a_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The owner may have room for one more."""
@@ -100,15 +100,15 @@ def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
         client = await served.start(principal_streams_max=1)
         first = await ready(client, "a", "me")
         second = await opened(client, "b", "me")
-        assert await second.told() is None
+        assert await second.next_reply() is None
         code, _, metadata = await second.status()
         assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", "grpc://other:1")
-        assert await first.told_all() is None
+        assert await first.last_reply() is None
 
     with_proxies("a", "b")(scenario)
 
 
-def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_principal_at_its_limit_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on the same log, and whatever it sends."""
     has_bytes, goes_on = asyncio.Event(), asyncio.Event()
     append = Pump._append
@@ -138,16 +138,16 @@ def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.Monke
         await waits.wait()  # else the third may be first, and the second is refused
         third = await ready(client, "a", "greedy")
         await third.send(bytes(900))
-        assert await third.told() is None
+        assert await third.next_reply() is None
         code, message, _ = await third.status()
         assert (code, "too many bytes wait already" in message) == ("UNAVAILABLE", True)
         others = [await ready(client, "a", who) for who in ("modest", None)]
         for number in range(1, 6):
             for each in others:
                 await each.send(bytes(800))
-                assert (await each.told() or {})["acked"] == number
+                assert (await each.next_reply() or {})["acked"] == number
         goes_on.set()
         for each in (first, second):
-            assert (await each.told_all() or {})["acked"] == 1
+            assert (await each.last_reply() or {})["acked"] == 1
 
     with_proxies("still", "a")(scenario)

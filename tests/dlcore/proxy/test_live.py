@@ -28,14 +28,14 @@ async def change(served: Proxies, **settings: int | None) -> None:
 
 
 def test_windows_are_those_of_streams_that_open_later() -> None:
-    """A stream that is open keeps what it was told."""
+    """A stream that is open keeps what it was promised."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
 
         async def has(records: int, size_bytes: int) -> bool:
             stream, ready = await client.opened_with("a")
-            await stream.told_all()
+            await stream.last_reply()
             return (ready["window_records"], ready["window_bytes"]) == (records, size_bytes)
 
         assert await has(65_536, 8 << 20)
@@ -63,22 +63,22 @@ def test_streams_that_wait_to_stage_are_let_in() -> None:
     async def scenario(served: Proxies) -> None:
         client = await served.start(staging_max=1)
         first, second = await staging(client, "first"), await staging(client, "second")
-        told = await first.told()
-        assert told is not None
-        assert told["ready"]["staging"] == "first"
-        begins: asyncio.Task[dict[str, Any] | None] = asyncio.create_task(second.told())
+        reply = await first.next_reply()
+        assert reply is not None
+        assert reply["ready"]["staging"] == "first"
+        begins: asyncio.Task[dict[str, Any] | None] = asyncio.create_task(second.next_reply())
         await change(served, staging_max=2)
-        told = await begins
-        assert told is not None
-        assert told["ready"]["staging"] == "second"
+        reply = await begins
+        assert reply is not None
+        assert reply["ready"]["staging"] == "second"
         for stream in (first, second):
-            await stream.told_all()
+            await stream.last_reply()
 
     with_proxies("a")(scenario)
 
 
 def test_messages_that_wait_are_bounded_anew() -> None:
-    """What waits for a rate counts: a stream that sends more than there is room for is ended."""
+    """Messages that wait for a rate count: a stream that sends too much is ended."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(log_bytes_per_s=1.0, throttle_max_s=1e6)
@@ -93,7 +93,7 @@ def test_messages_that_wait_are_bounded_anew() -> None:
                 await stream.send(b"x" * 100)
             try:
                 async with asyncio.timeout(0.5):
-                    while await stream.told() is not None:
+                    while await stream.next_reply() is not None:
                         pass
             except TimeoutError:
                 stream.call.cancel()

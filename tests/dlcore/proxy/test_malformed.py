@@ -1,4 +1,4 @@
-"""Requests that make no sense, at every entrance of a proxy: each is told what is wrong with it."""
+"""Requests that make no sense, at every entrance of a proxy: each error says what is wrong."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ async def put(client: Client, *messages: bytes) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("method", UNARY)
-def test_what_is_no_protobuf_is_refused(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_no_protobuf_are_refused(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a status that says so, and without a traceback in the log of the proxy."""
 
     async def scenario(served: Proxies) -> None:
@@ -179,8 +181,8 @@ def run() -> Iterator[Callable[[Any], Any]]:
 def judge(end: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """Require a status that says what is wrong, and a log without a traceback."""
     assert end[0] in CODES, end
-    told = [each for each in caplog.records if each.levelno >= logging.ERROR or each.exc_info]
-    assert not told, [each.getMessage() for each in told]
+    logged = [each for each in caplog.records if each.levelno >= logging.ERROR or each.exc_info]
+    assert not logged, [each.getMessage() for each in logged]
 
 
 FUZZ = settings(
@@ -207,7 +209,7 @@ def test_any_bytes_get_a_status_that_says_why(
 def test_any_stream_gets_a_status_that_says_why(
     run: Callable[[Any], Any], caplog: pytest.LogCaptureFixture, messages: list[bytes]
 ) -> None:
-    """DoPut likewise, message by message."""
+    """The same for DoPut, message by message."""
     judge(run(lambda client: put(client, *messages)), caplog)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.access.principals import ANONYMOUS, Caller
+from dlcore.base.access.principals import ANONYMOUS, Caller
 from dlcore.base.errors import MetadataConnectionError
 from dlcore.flight.forwards import Forwarder
 from dlcore.metadata.stored import decode, encode
@@ -25,7 +25,7 @@ async def broken() -> None:
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_who_leaves_while_nobody_answers_vanishes_all_the_same(
+def test_a_proxy_that_leaves_without_an_answer_still_vanishes(
     is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And takes itself for gone, whatever it reads: else the others and it send clients around."""
@@ -58,7 +58,7 @@ def test_who_leaves_while_nobody_answers_vanishes_all_the_same(
 def test_one_that_cannot_vanish_goes_with_its_session(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is told; one that is gone already is no error."""
+    """That is logged; one that is gone already is no error."""
 
     async def body() -> None:
         async with memory_cluster() as cluster:
@@ -72,8 +72,8 @@ def test_one_that_cannot_vanish_goes_with_its_session(
             await leaving.leave()
             await leaving.presence._vanish()
             await leaving.aclose()
-        (told,) = caplog.messages[-1:]
-        assert "goes with the session: no answer; " in told
+        (logged,) = caplog.messages[-1:]
+        assert "goes with the session: no answer; " in logged
 
     monkeypatch.setattr("dlcore.log.metadata.store._RETRY_DELAYS_S", ())
     run(body())
@@ -165,7 +165,7 @@ def test_a_call_is_known_by_the_secret_of_the_process_that_lives() -> None:
             with pytest.raises(MetadataConnectionError):
                 await here.proves(there.location, "x")
             store.disarm()
-            await there.presence.tell_load(ProxyLoad(logs=1, room=2, bytes_per_s=3))
+            await there.presence.publish_load(ProxyLoad(logs=1, room=2, bytes_per_s=3))
             assert await here.proves(there.location, there.presence.secret)
             await there.leave()
             await until(lambda: there.location not in here.live)
@@ -181,8 +181,8 @@ def test_a_call_is_known_by_the_secret_of_the_process_that_lives() -> None:
     run(body())
 
 
-def test_nobody_tells_a_secret_by_accident() -> None:
-    """What holds one is shown without it."""
+def test_no_text_shows_a_secret_by_accident() -> None:
+    """A value with a secret is shown without it."""
     secret = "a secret"
     forwarder = Forwarder("grpc://here:1", secret, Caller(ANONYMOUS, "x"))
     live = LiveProxy(secret=secret, load=ProxyLoad(logs=1, room=2, bytes_per_s=3))
@@ -204,7 +204,7 @@ def test_addresses_for_clients_of_kafka() -> None:
                 await each.join()
             await until(lambda: here.live == there.live and len(here.live) == 2)
             expected = {"grpc://here:1": ("::1", 9092)}
-            await here.presence.tell_load(ProxyLoad(logs=1, room=1, bytes_per_s=1))
+            await here.presence.publish_load(ProxyLoad(logs=1, room=1, bytes_per_s=1))
             assert await here.kafka_addresses() == await there.kafka_addresses() == expected
             await here.leave()
             assert await here.kafka_addresses() == expected

@@ -21,7 +21,7 @@ async def _scraped(port: int) -> dict[str, float]:
         return {each.name: each.value for family in families for each in family.samples}
 
 
-def test_what_clients_did_is_counted() -> None:
+def test_calls_of_clients_are_counted() -> None:
     """Streams, records that are new and repeated, messages to followers and to others."""
 
     async def scenario(served: Proxies) -> None:
@@ -37,7 +37,7 @@ def test_what_clients_did_is_counted() -> None:
         await until(lambda: bool(received))  # the schema
         first, ready = await client.opened_with("a", producer="p")
         await first.send(b"1", b"2")
-        await first.told_all()
+        await first.last_reply()
         stream, _ = await client.opened_with("a", producer=ready["producer"])
         await stream.send(b"1", b"2", b"3", sequence=0)
         await until(lambda: server.reads.deliveries.times.count > 0)
@@ -50,7 +50,7 @@ def test_what_clients_did_is_counted() -> None:
         assert found["dlog_proxy_delivery_bytes_total"] > 0
         assert found["dlog_proxy_followed_logs"] == 1
         assert found["dlog_client_append_seconds_count"] > 0
-        await stream.told_all()
+        await stream.last_reply()
         reading.cancel()
         await asyncio.wait({reading})
         found = await _scraped(server.http_port)

@@ -78,7 +78,7 @@ def test_a_new_reader_is_refused_while_the_metadata_store_is_away(
         store = served.cluster.stores[served.servers[0].location]
         store.disconnect()
         await writing.send(b"x")
-        assert await writing.told() == {"acked": 2, "dlsn": "1:1:0"}  # it owns the log
+        assert await writing.next_reply() == {"acked": 2, "dlsn": "1:1:0"}  # it owns the log
         assert await refusal(begin(client)) == ("UNAVAILABLE", True)
         assert "not answered for" in (await client.act("health"))["degraded"]
         store.reconnect()
@@ -105,7 +105,7 @@ def test_an_action_is_also_refused(action: str, body: str) -> None:
         assert "dlog-retry-after-ms" in dict(error.value.trailing_metadata() or ())
         stream = client.put()
         await stream.begin("clicks")
-        assert await stream.told_all() is None
+        assert await stream.last_reply() is None
         assert (await stream.status())[0] == "UNAVAILABLE"
         store.reconnect()
 
@@ -127,7 +127,7 @@ def test_a_producer_that_begins_is_also_refused() -> None:
         await again.acked(1)
         stream = client.put()
         await stream.begin("clicks", producer="meter")
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, _, trailer = await stream.status()
         assert (code, "dlog-retry-after-ms" in trailer) == ("UNAVAILABLE", True)
         store.reconnect()
@@ -137,7 +137,7 @@ def test_a_producer_that_begins_is_also_refused() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_what_began_before_waits_for_so_long_only() -> None:
+def test_earlier_streams_wait_for_so_long_only() -> None:
     """A session that is back in time costs nothing; a time-out of another is its own."""
 
     async def body() -> None:

@@ -51,8 +51,8 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return set_to
 
 
-def test_who_comes_waits_for_room_in_turn(stall: Callable[[float], None]) -> None:
-    """A small message does not overtake a large one; nobody is ended who takes what it is sent."""
+def test_new_messages_wait_for_room_in_turn(stall: Callable[[float], None]) -> None:
+    """A small message does not overtake a large one; no client that reads on is ended."""
     stall(60.0)
 
     async def scenario() -> None:
@@ -79,7 +79,7 @@ def test_who_comes_waits_for_room_in_turn(stall: Callable[[float], None]) -> Non
     run(scenario())
 
 
-def test_who_waits_goes_on_when_there_is_more_room(stall: Callable[[float], None]) -> None:
+def test_waiting_messages_go_on_when_there_is_more_room(stall: Callable[[float], None]) -> None:
     """The bound is changed while messages are in transit."""
     stall(60.0)
 
@@ -97,8 +97,8 @@ def test_who_waits_goes_on_when_there_is_more_room(stall: Callable[[float], None
     run(scenario())
 
 
-def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
-    """Those that stand still for the longest are ended, as many as need be, and told why."""
+def test_a_client_that_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
+    """Those that stand still for the longest are ended, as many as need be, with the reason."""
     stall(0.01)
 
     async def scenario() -> None:
@@ -110,7 +110,7 @@ def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
         for each in still[:2]:
             with pytest.raises(ReaderStalledError, match=r"received nothing for 0\.01 s"):
                 await each.task
-        assert not still[2].task.done(), "what it holds is needed by nobody"
+        assert not still[2].task.done(), "no one needs what it holds"
         assert sending.size_bytes == 9
         larger_than_all = Reader(sending, 100)
         await until(lambda: larger_than_all.was_sent)
@@ -125,10 +125,10 @@ def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
     run(scenario())
 
 
-def test_what_grpc_has_of_those_that_were_ended_is_counted(
+def test_the_bytes_of_ended_streams_in_grpc_are_counted(
     stall: Callable[[float], None],
 ) -> None:
-    """Nobody else is ended meanwhile whose room would not be needed then."""
+    """No other is ended meanwhile whose room would not be needed then."""
     stall(0.5)
 
     async def scenario() -> None:
@@ -222,7 +222,7 @@ def test_clients_that_never_read_are_ended_where_others_need_the_room(
     with_proxies("clicks")(scenario)
 
 
-def test_one_whose_connection_is_not_found_is_told_why(
+def test_a_client_whose_connection_is_not_found_learns_why(
     stall: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it takes what is on its way."""

@@ -38,13 +38,13 @@ def rows(*payloads: bytes) -> pa.RecordBatch:
 
 
 class Writer:
-    """Takes what it is given, unless it is aside or has `unwritten` records of others."""
+    """Takes what it is given, unless it is paused or has `unwritten` records of others."""
 
     log_name = "clicks"
 
     def __init__(self) -> None:
         self.last_txid = 5
-        self.is_aside = False
+        self.is_paused = False
         self.left: deque[int] = deque()  # what it has unwritten, at each look
         self.written: list[tuple[pa.RecordBatch, asyncio.Future[DLSN]]] = []
         self.flushes = 0
@@ -52,15 +52,15 @@ class Writer:
 
     def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
         """Accept rows; return the future of their last position."""
-        if self.is_aside:
-            raise LogNotReadyError("aside")
+        if self.is_paused:
+            raise LogNotReadyError("paused")
         future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
         self.written.append((batch, future))
         return future
 
     async def wait_for_capacity(self) -> None:
         """Come back, behind what an append has written meanwhile."""
-        self.is_aside, self.last_txid = False, 2**60
+        self.is_paused, self.last_txid = False, 2**60
 
     async def flush(self) -> None:
         """Wait for what an earlier incarnation has on its way."""
@@ -77,7 +77,7 @@ class Writer:
 
     @property
     def unwritten(self) -> int | None:
-        """What was accepted and is not durable."""
+        """The accepted records that are not durable."""
         return self.left.popleft() if self.left else None
 
 
@@ -93,11 +93,11 @@ def with_log(scenario: Callable[[OwnedLog, Writer], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("is_conditional", [False, True])
-def test_a_batch_waits_while_its_writer_is_aside(is_conditional: bool) -> None:
+def test_a_batch_waits_while_its_writer_is_paused(is_conditional: bool) -> None:
     """Its transaction ids follow those of the append that it waited for."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
-        writer.is_aside = True
+        writer.is_paused = True
         accept = partial(owned.accept_if, expected=LAST) if is_conditional else owned.accept
         accepted = await accept(rows(b"a", b"b"))
         ((batch, _),) = writer.written
@@ -119,7 +119,7 @@ def test_a_condition_looks_again_when_others_have_written_meanwhile() -> None:
     with_log(scenario)
 
 
-def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
+def test_a_batch_sent_again_waits_for_those_in_flight() -> None:
     """Also on a condition, which held when it was sent first; a part of it is not all of it."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
@@ -144,27 +144,27 @@ def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
     with_log(scenario)
 
 
-def test_what_is_sent_again_is_answered_before_what_follows_it() -> None:
-    """A stream's positions are told by the order of its batches, also of those of one entry."""
+def test_a_batch_sent_again_is_answered_before_the_next_one() -> None:
+    """A stream's positions follow from the order of its batches, also of those of one entry."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
         await owned.accept(rows(b"a"), Mark(claim, 0))
         again = await owned.accept(rows(b"a"), Mark(claim, 0))
         following = await owned.accept(rows(b"b"), Mark(claim, 1))
-        told: list[DLSN | None] = []
+        reported: list[DLSN | None] = []
         for each in (again, following):
-            each.future.add_done_callback(lambda done: told.append(done.result()))
+            each.future.add_done_callback(lambda done: reported.append(done.result()))
         for slot, (_, future) in enumerate(writer.written):  # in one turn of the loop
             future.set_result(DLSN(1, 8, slot))
-        await until(lambda: len(told) == 2)
-        assert told == [DLSN(1, 8, 0), DLSN(1, 8, 1)]
+        await until(lambda: len(reported) == 2)
+        assert reported == [DLSN(1, 8, 0), DLSN(1, 8, 1)]
 
     with_log(scenario)
 
 
-def test_what_is_sent_again_is_answered_when_it_is_durable() -> None:
-    """Behind it more may be in flight: a batch that is durable by then would be told before it."""
+def test_a_batch_sent_again_is_answered_when_it_is_durable() -> None:
+    """Behind it more may be in flight: a durable one would be reported before it."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
@@ -180,8 +180,8 @@ def test_what_is_sent_again_is_answered_when_it_is_durable() -> None:
     with_log(scenario)
 
 
-def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
-    """It is not durable, and nobody is told so."""
+def test_a_batch_sent_again_fails_with_those_in_flight() -> None:
+    """It is not durable, and no client learns that it is."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
@@ -196,8 +196,8 @@ def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
     with_log(scenario)
 
 
-def test_who_begins_is_told_where_it_goes_on_once_that_is_durable() -> None:
-    """A record before it that is lost later would be written by nobody."""
+def test_a_producer_learns_where_it_goes_on_once_that_is_durable() -> None:
+    """No client would write a record before it that is lost later."""
 
     async def scenario(owned: OwnedLog, writer: Writer) -> None:
         claim, _ = await owned.begin("meter")
@@ -214,7 +214,7 @@ def test_who_begins_is_told_where_it_goes_on_once_that_is_durable() -> None:
     with_log(scenario)
 
 
-def test_two_incarnations_are_told_apart_wherever_they_begin() -> None:
+def test_two_incarnations_are_distinguished_wherever_they_begin() -> None:
     """Two proxies may give out the same epoch; the one that writes first fences the other."""
 
     async def body() -> None:
@@ -279,7 +279,9 @@ async def owned(cluster: MemoryCluster, name: str, **config: Any) -> OwnedLog:
 @pytest.mark.parametrize("is_idle", [False, True])
 @pytest.mark.parametrize("has_left", [False, True])
 @pytest.mark.parametrize("judged", ["gap", "incarnation", "condition"])
-def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_left: bool) -> None:
+def test_a_proxy_that_has_lost_the_log_judges_nothing(
+    judged: str, is_idle: bool, has_left: bool
+) -> None:
     """A batch that the next owner took is no gap, and a producer that began there is not fenced."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -311,8 +313,8 @@ def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_lef
     on_log(body)
 
 
-def test_who_has_lost_the_log_begins_no_incarnation() -> None:
-    """A producer would be told that what it wrote through the next owner is not in the log."""
+def test_a_proxy_that_has_lost_the_log_begins_no_incarnation() -> None:
+    """A producer would learn that its records of the next owner are not in the log."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         stale = await owned(cluster, "stale")

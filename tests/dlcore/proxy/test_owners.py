@@ -1,4 +1,4 @@
-"""The owner of a log and its follower are told as they are, not as the list of proxies has it."""
+"""The owner of a log and its follower are reported as they are, not as the list of proxies says."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from tests.fixtures.served_proxies import Client
 
 
-async def told(served: Proxies, index: int, log: str) -> tuple[str | None, list[str]]:
+async def owned_by(served: Proxies, index: int, log: str) -> tuple[str | None, list[str]]:
     """Return which owner a proxy tells of, and where the log's tail is to be read."""
     descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[log])
     info = await served.servers[index].reads.get_flight_info(descriptor, ticket_of(descriptor))
     return json.loads(info.app_metadata)["owner"], [x.uri for x in info.endpoint[-1].location]
 
 
-def test_what_is_owned_is_told_by_every_proxy() -> None:
+def test_every_proxy_names_the_owner_of_a_log() -> None:
     """A proxy that comes should own the log, and does not: it stays where it is until released."""
 
     async def scenario(served: Proxies) -> None:
@@ -54,19 +54,19 @@ def test_what_is_owned_is_told_by_every_proxy() -> None:
         await until(lambda: all(there in each.reads._membership.live for each in served.servers))
         for index, client in enumerate(clients):
             assert (await client.act("owner", log="a"))["location"] == here
-            assert await told(served, index, "a") == (here, [here])
+            assert await owned_by(served, index, "a") == (here, [here])
         assert await client.act("owner", log="later") == {
             "location": preferred_owner("later", {each.location for each in served.servers}),
             "log_id": None,
         }
         await first.act("release", log="a")
         assert (await first.act("owner", log="a"))["location"] == there
-        assert await told(served, 0, "a") == (there, [there])
+        assert await owned_by(served, 0, "a") == (there, [there])
 
     with_proxies("a")(scenario)
 
 
-def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None:
+def test_a_client_that_cannot_reach_the_right_owner_is_served_here() -> None:
     """No process holds it there; an owner there is still named, for it writes the log."""
 
     async def scenario(served: Proxies) -> None:
@@ -97,7 +97,7 @@ def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None
 async def member_at(
     location: str, served: Proxies
 ) -> tuple[Membership, DirectNamespace, list[str]]:
-    """Let somebody be live at a location; return two logs that should be owned there."""
+    """Let a proxy be live at a location; return two logs that should be owned there."""
     other = await served.cluster.open(location)
     member = Membership(other.log_context.store, other.log_context.paths, location)
     await member.join()
@@ -115,14 +115,14 @@ async def where_sent(client: Client, here: str, name: str, **options: object) ->
     """Return where a stream to a log is served: here, or where it is sent."""
     stream = client.put()
     await stream.begin(name, **options)
-    if await stream.told() is not None:
+    if await stream.next_reply() is not None:
         return here
     code, _, metadata = await stream.status()
     assert code == "UNAVAILABLE"
     return metadata.get("dlog-location")
 
 
-def test_the_logs_of_one_where_nobody_listens_are_taken_at_once() -> None:
+def test_the_logs_of_a_proxy_without_a_listener_are_taken_at_once() -> None:
     """Once a client says that it did not reach it; if it should live, it is fenced."""
 
     async def scenario(served: Proxies) -> None:
@@ -141,7 +141,7 @@ def test_the_logs_of_one_where_nobody_listens_are_taken_at_once() -> None:
         await writer.abort()
         after = client.put()
         await after.begin(held)
-        await after.told()
+        await after.next_reply()
         await after.send(b"3")
         await after.acked(1)
         assert await log.get_log_record_count() == 2
@@ -217,7 +217,7 @@ def test_a_tail_is_read_where_it_is_followed() -> None:
             await writer.write(record(1))
             owner = preferred_owner("a", locations)
             other = next(n for n, each in enumerate(served.servers) if each.location != owner)
-            assert await told(served, other, "a") == (owner, [owner])
+            assert await owned_by(served, other, "a") == (owner, [owner])
 
             async def send(_: bytes) -> None:
                 pass
@@ -226,9 +226,9 @@ def test_a_tail_is_read_where_it_is_followed() -> None:
             ticket = Ticket(log="a", follow=True)
             reading = asyncio.create_task(server.reads.do_get(ticket, send))
             await until(lambda: len(server.reads.followed) == 1)
-            assert await told(served, other, "a") == (owner, [server.location])
+            assert await owned_by(served, other, "a") == (owner, [server.location])
             await clients[other].act("drain")
-            assert await told(served, other, "a") == (owner, [owner])
+            assert await owned_by(served, other, "a") == (owner, [owner])
             reading.cancel()
             await asyncio.wait({reading})
 
@@ -269,7 +269,7 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
 
 
 @pytest.mark.parametrize("what", ["lost", "wanted", "changed"])
-def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: str) -> None:
+def test_a_late_notice_of_an_earlier_life_of_a_log_ends_no_later_one(what: str) -> None:
     """A proxy that has released a log and takes it again learns its earlier state."""
 
     async def body() -> None:
@@ -289,7 +289,7 @@ def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: s
                 owner.changes.ended("clicks", asyncio.get_running_loop().create_future())
             elif what == "wanted":
                 await acquiring
-                owner._wanted("clicks", before, "somebody")
+                owner._wanted("clicks", before, "another")
             else:
                 await acquiring
                 owner.lost("clicks", before, WriteError("late"))

@@ -44,7 +44,7 @@ def test_a_log_goes_through_its_states(ownership: Ownership) -> None:
     assert ownership.ask("x", live) is Verdict.ACQUIRE
 
 
-def test_what_failed_is_tried_again_by_the_next_who_asks(ownership: Ownership) -> None:
+def test_the_next_request_tries_a_failed_plan_again(ownership: Ownership) -> None:
     """Nothing is left of it."""
     assert ownership.ask("x", (ME,)) is Verdict.ACQUIRE
     ownership.gone("x")
@@ -53,10 +53,10 @@ def test_what_failed_is_tried_again_by_the_next_who_asks(ownership: Ownership) -
 
 
 def test_the_logs_of_others_are_elsewhere(ownership: Ownership) -> None:
-    """They are named; without anybody alive nobody is."""
+    """They are named; without a live proxy none is."""
     assert ownership.ask(log_of(OTHER), (ME, OTHER)) == Elsewhere(OTHER)
     assert ownership.ask(log_of(ME), (ME, OTHER)) is Verdict.ACQUIRE
-    assert ownership.ask("x", ()) is Verdict.NOBODY
+    assert ownership.ask("x", ()) is Verdict.NO_PROXY
 
 
 def test_owned_logs_stay_when_proxies_come(ownership: Ownership) -> None:

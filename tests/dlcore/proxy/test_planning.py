@@ -1,4 +1,4 @@
-"""Planners of reads are told places by any kind of position, and errors for what is gone."""
+"""Planners of reads get places by any kind of position, and errors for what is gone."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_positions_of_a_log() -> None:
         log_id, client = await fill(served)
 
         async def positions(log: str, *at: dict[str, Any]) -> tuple[Any, ...]:
-            told = await client.act("positions", log=log, at=at)
-            found = [told["first"], told["last"], told["end"], *told["positions"]]
-            assert told["log_id"] == log_id or log == "empty"
+            reply = await client.act("positions", log=log, at=at)
+            found = [reply["first"], reply["last"], reply["end"], *reply["positions"]]
+            assert reply["log_id"] == log_id or log == "empty"
             return tuple(each and (each["dlsn"], each["sequence_id"]) for each in found)
 
         first, last, end = ("1:0:0", 0), ("1:2:0", 2), ("1:3:0", 3)
@@ -81,12 +81,24 @@ def test_places_by_any_position() -> None:
         packed = (await client.act("snapshots", logs=["a", "none"]))["snapshots"]
         (snapshot,) = unpack_snapshots(base64.b64decode(packed))
         assert (snapshot.log, str(snapshot.end)) == ("a", "1:3:0")
-        assert await client.act("schemas", logs=["a", "none"]) == {
-            "schemas": {"a": None},
-            "sealed": [],
-        }
 
     with_proxies("a")(scenario)
+
+
+def test_only_writers_learn_of_seals() -> None:
+    """Readers pay for no read of heads, and clients of 0.2.0 ask as readers do."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        direct = served.cluster.namespaces[0]
+        await (await direct.open_log("a")).mark_end_of_stream()
+        asked = ["a", "b", "none"]
+        schemas = {"a": None, "b": None}
+        assert await client.act("schemas", logs=asked) == {"schemas": schemas, "sealed": []}
+        answer = await client.act("schemas", logs=asked, for_write=True)
+        assert answer == {"schemas": schemas, "sealed": ["a"]}
+
+    with_proxies("a", "b")(scenario)
 
 
 def test_places_in_a_part_that_is_truncated() -> None:
@@ -103,8 +115,8 @@ def test_places_in_a_part_that_is_truncated() -> None:
     with_proxies("a")(scenario)
 
 
-def test_a_planner_is_told_what_it_does_not_know() -> None:
-    """Of another log of that name everything is news."""
+def test_a_planner_gets_only_what_it_does_not_know() -> None:
+    """Everything about another log of that name is new."""
 
     async def scenario(served: Proxies) -> None:
         log_id, client = await fill(served)
@@ -116,20 +128,20 @@ def test_a_planner_is_told_what_it_does_not_know() -> None:
             ({"log_id": log_id, "lssn": 1}, [1, 2]),
             ({"log_id": "other", "lssn": 2}, [1, 2]),
         ):
-            told = await client.act("snapshots", logs=["a", "none"], known={"a": known})
-            (snapshot,) = unpack_snapshots(base64.b64decode(told["snapshots"]))
+            reply = await client.act("snapshots", logs=["a", "none"], known={"a": known})
+            (snapshot,) = unpack_snapshots(base64.b64decode(reply["snapshots"]))
             assert [each.lssn for each in snapshot.segments] == lssns
 
     with_proxies("a")(scenario)
 
 
-def test_what_is_gone_and_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gone_logs_and_unknown_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of another id is not searched; records to come are waited for, for a while."""
     monkeypatch.setattr(planning, "_LOOKS_S", (0.0, 0.01))
 
     async def scenario(served: Proxies) -> None:
         log_id, client = await fill(served)
-        for wrong, code, told in (
+        for wrong, code, reason in (
             ({"log_id": "other"}, grpc.StatusCode.NOT_FOUND, "is gone, or has another name"),
             ({"log": "none"}, grpc.StatusCode.NOT_FOUND, "is gone, or has another name"),
             ({"end": "5:0:0"}, grpc.StatusCode.UNAVAILABLE, "try again"),
@@ -137,7 +149,7 @@ def test_what_is_gone_and_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> 
             ({"first": "x"}, grpc.StatusCode.INVALID_ARGUMENT, "x"),
         ):
             search = {"log": "a", "log_id": log_id, "end": "1:3:0", "at": {"txid": 1}} | wrong
-            with pytest.raises(grpc.aio.AioRpcError, match=told) as caught:
+            with pytest.raises(grpc.aio.AioRpcError, match=reason) as caught:
                 await client.act("places", searches=[search])
             assert caught.value.code() is code
 

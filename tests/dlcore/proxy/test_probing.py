@@ -1,4 +1,4 @@
-"""Whether a proxy is gone: told by a refused connection alone."""
+"""Whether a proxy is gone: a refused connection alone proves it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_no_proxy_listens_where_connections_are_refused() -> None:
         assert asyncio.run(refuses_connections(f"grpc://{host}:{port}"))
 
 
-def test_who_listens_is_there_also_with_tls() -> None:
+def test_a_listening_proxy_is_there_also_with_tls() -> None:
     """Nothing is said on the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -28,7 +28,7 @@ def test_who_listens_is_there_also_with_tls() -> None:
 
 
 @pytest.mark.parametrize("location", ["grpc://no.such.host.invalid:1", "elsewhere", "grpc://h:x"])
-def test_what_leads_nowhere_proves_nothing(location: str) -> None:
+def test_an_address_that_leads_nowhere_proves_nothing(location: str) -> None:
     """The host may be cut off, or its name unknown, from here alone."""
     assert not asyncio.run(refuses_connections(location))
 

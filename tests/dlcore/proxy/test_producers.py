@@ -23,36 +23,36 @@ async def payloads(served: Proxies) -> list[bytes]:
 
 
 async def refusal(stream: Stream) -> tuple[str, dict[str, str]]:
-    """Return what a stream that is refused is told: the message, and the metadata."""
-    while await stream.told() is not None:
+    """Return what a refused stream gets: the message, and the metadata."""
+    while await stream.next_reply() is not None:
         pass
     code, message, metadata = await stream.status()
     assert code == "FAILED_PRECONDITION"
     return message, metadata
 
 
-def test_what_is_sent_again_is_written_once() -> None:
-    """On the same stream's successor: wholly, in part; the position of the last one is told."""
+def test_a_batch_sent_again_is_written_once() -> None:
+    """On the same stream's successor: wholly, in part; the position of the last one is sent."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
         stream, ready = await client.opened_with("clicks", producer="meter")
         assert ready["sequence"] == -1
         await stream.send(b"0", b"1", b"2")
-        last = await stream.told_all()
+        last = await stream.last_reply()
         assert last is not None
         again, ready = await client.opened_with("clicks", producer=ready["producer"])
         assert ready["sequence"] == 2
         await again.send(b"0", b"1", sequence=0)
-        assert await again.told() == {"acked": 2, "dlsn": None}
+        assert await again.next_reply() == {"acked": 2, "dlsn": None}
         await again.send(b"2", sequence=2)
-        assert await again.told() == {"acked": 3, "dlsn": last["dlsn"]}
-        await again.told_all()
+        assert await again.next_reply() == {"acked": 3, "dlsn": last["dlsn"]}
+        await again.last_reply()
         part, _ = await client.opened_with("clicks", producer=ready["producer"], positions=True)
         await part.send(b"1", b"2", b"3", b"4", sequence=1)
-        told = await part.told()
-        assert told is not None
-        assert told["ends"] == [[4, told["dlsn"], 2]]
+        reply = await part.next_reply()
+        assert reply is not None
+        assert reply["ends"] == [[4, reply["dlsn"], 2]]
         assert await payloads(served) == [b"0", b"1", b"2", b"3", b"4"]
 
     with_proxies("clicks")(scenario)
@@ -82,10 +82,10 @@ def test_an_incarnation_that_counts_nothing_goes_on_behind_what_it_wrote() -> No
         client = await served.start()
         stream, ready = await client.opened_with("clicks", producer="meter")
         await stream.send(b"0", b"1")
-        await stream.told_all()
+        await stream.last_reply()
         again, _ = await client.opened_with("clicks", producer=ready["producer"])
         await again.send(b"2")
-        await again.told_all()
+        await again.last_reply()
         assert await payloads(served) == [b"0", b"1", b"2"]
 
     with_proxies("clicks")(scenario)
@@ -121,15 +121,15 @@ def test_a_new_incarnation_fences_the_one_before() -> None:
         old, ready = await client.opened_with("clicks", producer="meter")
         await old.send(b"0")
         await old.acked(1)
-        told = await client.act("producer_init", log="clicks", producer="meter")
-        assert (told["sequence"], told["producer"]["base"]) == (0, 1)
+        reply = await client.act("producer_init", log="clicks", producer="meter")
+        assert (reply["sequence"], reply["producer"]["base"]) == (0, 1)
         await old.send(b"zombie")
         message, _ = await refusal(old)
         assert "ProducerFencedError: producer 'meter': incarnation 1 was superseded by 2" in message
         late = client.put()
         await late.begin("clicks", producer=ready["producer"])
         assert "superseded" in (await refusal(late))[0]
-        new, ready = await client.opened_with("clicks", producer=told["producer"])
+        new, ready = await client.opened_with("clicks", producer=reply["producer"])
         assert ready["sequence"] == 0
         await new.send(b"1", sequence=1)
         await new.acked(1)
@@ -150,13 +150,13 @@ def test_a_new_owner_knows_what_was_written() -> None:
             for number in range(3):
                 await stream.send(b"%s%d" % (name.encode(), number))
                 await stream.acked(1) if not number else None
-            await stream.told_all()
+            await stream.last_reply()
         for turn in range(3):
             assert await client.act("release", log="clicks") == {"released": True}
             stream, ready = await client.opened_with("clicks", producer=claims["a"])
             assert ready["sequence"] == 2 + turn
             await stream.send(b"a2", b"a%d" % (3 + turn), sequence=2 + turn)
-            assert (await stream.told_all() or {})["acked"] == 2
+            assert (await stream.last_reply() or {})["acked"] == 2
         stream, ready = await client.opened_with("clicks", producer=claims["b"])
         assert ready["sequence"] == 2
         await stream.send(b"b4", sequence=4)
@@ -175,7 +175,7 @@ def test_truncation_does_not_make_a_producer_forgotten() -> None:
         client = await served.start()
         stream, ready = await client.opened_with("clicks", producer="meter")
         await stream.send(b"0", b"1")
-        await stream.told_all()
+        await stream.last_reply()
         await client.act("release", log="clicks")
         last = (await records(served))[-1].dlsn
         log = await served.cluster.namespaces[0].open_log("clicks")
@@ -206,7 +206,7 @@ def test_a_wrong_command_is_refused(options: dict[str, Any], problem: str) -> No
         client = await served.start()
         stream = client.put()
         await stream.begin("clicks", **options)
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, _ = await stream.status()
         assert code == "INVALID_ARGUMENT"
         assert problem in message
@@ -214,14 +214,14 @@ def test_a_wrong_command_is_refused(options: dict[str, Any], problem: str) -> No
     with_proxies("clicks")(scenario)
 
 
-def test_what_goes_beside_a_batch_is_checked() -> None:
-    """Of a producer it says the sequence."""
+def test_metadata_of_a_batch_is_checked() -> None:
+    """For a producer it has the sequence."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
         stream, _ = await client.opened_with("clicks", producer="meter")
         await stream.send(b"0", sequence=-1)
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         assert "app_metadata of a batch" in (await stream.status())[1]
 
     with_proxies("clicks")(scenario)
@@ -234,8 +234,8 @@ def test_an_append_on_a_condition() -> None:
         client = await served.start()
         first, _ = await client.opened_with("clicks", expected=None)
         await first.send(b"a", b"b")
-        told = await first.told_all()
-        assert told == {"acked": 2, "dlsn": "1:0:1"}
+        found = await first.last_reply()
+        assert found == {"acked": 2, "dlsn": "1:0:1"}
         late, _ = await client.opened_with("clicks", expected=None)
         await late.send(b"no")
         await late.call.done_writing()
@@ -245,10 +245,10 @@ def test_an_append_on_a_condition() -> None:
         await client.act("release", log="clicks")
         next_one, ready = await client.opened_with("clicks", expected="1:0:1", producer="p")
         await next_one.send(b"c")
-        assert (await next_one.told_all() or {})["acked"] == 1
+        assert (await next_one.last_reply() or {})["acked"] == 1
         again, _ = await client.opened_with("clicks", expected="1:0:1", producer=ready["producer"])
         await again.send(b"c", sequence=0)
-        assert (await again.told_all() or {})["acked"] == 1
+        assert (await again.last_reply() or {})["acked"] == 1
         assert await payloads(served) == [b"a", b"b", b"c"]
 
     with_proxies("clicks")(scenario)
@@ -261,7 +261,7 @@ def test_a_fenced_proxy_judges_no_condition() -> None:
         client = await served.start()
         first, _ = await client.opened_with("clicks", expected=None)
         await first.send(b"a")
-        assert await first.told_all() == {"acked": 1, "dlsn": "1:0:0"}
+        assert await first.last_reply() == {"acked": 1, "dlsn": "1:0:0"}
         unlocked = replace(CONFIG, lock_enabled=False)
         log = await served.cluster.namespaces[0].open_log("clicks", config=unlocked)
         async with await log.open_writer() as writer:
@@ -269,18 +269,18 @@ def test_a_fenced_proxy_judges_no_condition() -> None:
         late, _ = await client.opened_with("clicks", expected="2:0:0")
         await late.send(b"c")
         await late.call.done_writing()
-        assert await late.told() is None
+        assert await late.next_reply() is None
         code, message, _ = await late.status()
         assert (code, "is lost to this proxy" in message) == ("UNAVAILABLE", True)
         again, _ = await client.opened_with("clicks", expected="2:0:0")
         await again.send(b"c")
-        assert await again.told_all() == {"acked": 1, "dlsn": "3:0:0"}
+        assert await again.last_reply() == {"acked": 1, "dlsn": "3:0:0"}
         assert await payloads(served) == [b"a", b"b", b"c"]
 
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_on_a_condition_comes_in_one_message_and_one_entry() -> None:
+def test_a_conditional_write_comes_in_one_message_and_one_entry() -> None:
     """Otherwise nothing of it is written."""
 
     async def scenario(served: Proxies) -> None:
@@ -288,15 +288,15 @@ def test_what_is_on_a_condition_comes_in_one_message_and_one_entry() -> None:
         stream, _ = await client.opened_with("clicks", expected=None)
         await stream.send(b"a")
         await stream.send(b"b")
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         assert "comes in one message" in (await stream.status())[1]
         large, _ = await client.opened_with("clicks", expected=None)
         await large.send(*[bytes(1000 * 1000)] * 2)
         await large.call.done_writing()
-        assert await large.told() is None
+        assert await large.next_reply() is None
         assert "do not fit into one entry" in (await large.status())[1]
         whole, _ = await client.opened_with("clicks", expected=None)
         await whole.send(*[bytes(100)] * 8000)
-        assert await whole.told_all() == {"acked": 8000, "dlsn": "1:0:7999"}
+        assert await whole.last_reply() == {"acked": 8000, "dlsn": "1:0:7999"}
 
     with_proxies("clicks")(scenario)

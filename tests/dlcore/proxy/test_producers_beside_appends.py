@@ -8,7 +8,7 @@ from tests.fixtures.staged_records import batch
 
 
 def test_a_producer_is_remembered_over_appends_and_owners() -> None:
-    """What the next owner rebuilds lies before an append, which has no producers."""
+    """The stamps for the next owner lie before an append, which has no producers."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -23,7 +23,7 @@ def test_a_producer_is_remembered_over_appends_and_owners() -> None:
             appending = await driver.begin_append("job", turn)
             await appending.write_batch("clicks", batch(f"s{turn}"))
             assert (await appending.commit()).committed
-            assert await stream.told_all() is None
+            assert await stream.last_reply() is None
             if turn % 2:
                 await client.act("release", log="clicks")
         log = await served.cluster.namespaces[0].open_log("clicks")

@@ -46,7 +46,7 @@ async def until_owned(client: Client, *logs: str) -> None:
     await until_async(owns_them)
 
 
-def test_what_is_acknowledged_is_in_the_log_in_order() -> None:
+def test_acknowledged_records_are_in_the_log_in_order() -> None:
     """The acknowledgement says where the last record is."""
 
     async def scenario(served: Proxies) -> None:
@@ -54,7 +54,7 @@ def test_what_is_acknowledged_is_in_the_log_in_order() -> None:
         stream = await client.opened("clicks")
         for number in range(50):
             await stream.send(b"%d" % number, b"%d'" % number)
-        last = await stream.told_all()
+        last = await stream.last_reply()
         assert (await stream.status())[0] == "OK"
         found = await records(served)
         assert last == {"acked": 100, "dlsn": str(found[-1].dlsn)}
@@ -91,7 +91,7 @@ def test_records_of_many_streams_share_entries(monkeypatch: pytest.MonkeyPatch) 
         async def write(number: int) -> None:
             for turn in range(20):
                 await streams[number].send(b"%d/%d" % (number, turn))
-            assert (await streams[number].told_all() or {})["acked"] == 20
+            assert (await streams[number].last_reply() or {})["acked"] == 20
 
         await asyncio.gather(*map(write, range(8)))
         found = await records(served)
@@ -120,11 +120,11 @@ def test_transaction_ids_are_the_time_and_never_fall() -> None:
         await stream.acked(1)
         clock.current_ms += 10_000
         await stream.send(b"b")
-        await stream.told_all()
+        await stream.last_reply()
         schema = pa.schema([("value", pa.string()), ("txid", pa.int32())])
         low = await client.opened("clicks", schema)
         await low.send_batch(pa.record_batch([["c"], pa.array([7], pa.int32())], schema=schema))
-        assert await low.told() is None
+        assert await low.next_reply() is None
         code, message, metadata = await low.status()
         assert (code, metadata["dlog-error"]) == ("FAILED_PRECONDITION", "513")
         assert "transaction id 7 is lower" in message
@@ -152,7 +152,7 @@ def test_a_schema_that_does_not_fit_is_refused_first(
     async def scenario(served: Proxies) -> None:
         stream = (await served.start()).put()
         await stream.begin("clicks", pa.schema(columns))
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, _ = await stream.status()
         assert code == "INVALID_ARGUMENT"
         assert problem in message
@@ -160,7 +160,7 @@ def test_a_schema_that_does_not_fit_is_refused_first(
     with_proxies("clicks")(scenario)
 
 
-def test_what_was_sent_before_a_bad_batch_is_acknowledged() -> None:
+def test_batches_before_a_bad_one_are_acknowledged() -> None:
     """Nulls are no payload; empty batches are nothing."""
 
     async def scenario(served: Proxies) -> None:
@@ -169,8 +169,8 @@ def test_what_was_sent_before_a_bad_batch_is_acknowledged() -> None:
         await stream.send()
         await stream.send(b"good")
         await stream.send_batch(pa.record_batch([pa.array([None], pa.binary())], schema=PAYLOADS))
-        assert (await stream.told() or {})["acked"] == 1
-        assert await stream.told() is None
+        assert (await stream.next_reply() or {})["acked"] == 1
+        assert await stream.next_reply() is None
         code, message, _ = await stream.status()
         assert (code, "holds 1 nulls" in message) == ("INVALID_ARGUMENT", True)
         assert [each.payload for each in await records(served)] == [b"good"]
@@ -197,8 +197,8 @@ def test_bytes_that_are_no_message_are_refused() -> None:
             stream = Stream(method())
             for message in [*before, b"\xff" * 100]:
                 await stream.call.write(message)
-            told = await stream.told_all()
-            assert (told or {}).get("acked") == (1 if before else None)
+            reply = await stream.last_reply()
+            assert (reply or {}).get("acked") == (1 if before else None)
             code, details, _ = await stream.status()
             assert (code, "is no FlightData" in details) == ("INVALID_ARGUMENT", True)
         assert [each.payload for each in await records(served)] == [b"a"]
@@ -220,14 +220,14 @@ def test_an_unknown_log_and_a_sealed_one_are_refused() -> None:
         code, message, _ = await sealed.status()
         assert (code, message.split(":")[0]) == ("FAILED_PRECONDITION", "EndOfStreamError")
         silent = client.put()
-        assert await silent.told_all() is None
+        assert await silent.last_reply() is None
         assert (await silent.status())[0] == "OK"
 
     with_proxies("clicks")(scenario)
 
 
 def test_a_released_log_has_all_that_was_accepted() -> None:
-    """Its streams are told to drain, and end; the same proxy takes it again when it is asked."""
+    """Its streams get the message to drain, and end; the same proxy takes it again when asked."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -238,19 +238,19 @@ def test_a_released_log_has_all_that_was_accepted() -> None:
         assert await client.act("release", log="clicks") == {"released": True}
         assert await client.act("release", log="clicks") == {"released": False}
         assert await client.act("logs") == {"logs": []}
-        assert await stream.told() == {"draining": {"location": None}}
-        assert await stream.told() is None
+        assert await stream.next_reply() == {"draining": {"location": None}}
+        assert await stream.next_reply() is None
         code, message, _ = await stream.status()
         assert (code, "was released: try again" in message) == ("UNAVAILABLE", True)
         again = await client.opened("clicks")
         await again.send(b"b")
-        await again.told_all()
+        await again.last_reply()
         assert [each.payload for each in await records(served)] == [b"a", b"b"]
 
     with_proxies("clicks")(scenario)
 
 
-def test_what_is_taken_while_a_stream_parts_is_acknowledged(
+def test_messages_taken_while_a_stream_ends_are_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A batch that was on its way to a log at its release, and came a second time."""
@@ -271,9 +271,9 @@ def test_what_is_taken_while_a_stream_parts_is_acknowledged(
         await again.send(b"a", sequence=0)
         await arrived.wait()
         await client.act("release", log="clicks")
-        assert await again.told() == {"draining": {"location": None}}
+        assert await again.next_reply() == {"draining": {"location": None}}
         may_go_on.set()
-        last = await again.told_all()
+        last = await again.last_reply()
         assert last is not None
         assert (last["acked"], (await again.status())[0]) == (1, "OK")
 
@@ -296,8 +296,8 @@ def test_a_log_moves_to_the_proxy_that_takes_over() -> None:
             assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", served.servers[0].location)
         await first.act("drain")
         for log, stream in zip(logs, streams, strict=True):
-            assert await stream.told() == {"draining": {"location": location}}
-            assert await stream.told() is None
+            assert await stream.next_reply() == {"draining": {"location": location}}
+            assert await stream.next_reply() is None
             code, _, metadata = await stream.status()
             assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", location)
             refused = first.put()
@@ -305,14 +305,14 @@ def test_a_log_moves_to_the_proxy_that_takes_over() -> None:
             assert (await refused.status())[2]["dlog-location"] == location
             moved = await second.opened(log)
             await moved.send(b"x")
-            assert (await moved.told_all() or {})["acked"] == 1
+            assert (await moved.last_reply() or {})["acked"] == 1
         assert await second.act("logs") == {"logs": logs}
 
     with_proxies(*(f"log-{number}" for number in range(6)))(scenario)
 
 
 def test_a_proxy_alone_that_drains_takes_nothing() -> None:
-    """It says that nobody does."""
+    """It says that no proxy does."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -326,7 +326,7 @@ def test_a_proxy_alone_that_drains_takes_nothing() -> None:
 
 
 def test_a_proxy_that_is_undrained_takes_logs_again() -> None:
-    """As often as it is told to, and also where it was not drained; its own node shows it."""
+    """As often as it is asked to, and also where it was not drained; its own node shows it."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -357,12 +357,12 @@ def test_a_fenced_proxy_acknowledges_nothing_more() -> None:
         log = await served.cluster.namespaces[0].open_log("clicks", config=unlocked)
         async with await log.open_writer():
             await stream.send(b"b")
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, _ = await stream.status()
         assert (code, "is lost to this proxy" in message) == ("UNAVAILABLE", True)
         again = await client.opened("clicks")
         await again.send(b"c")
-        await again.told_all()
+        await again.last_reply()
         assert [each.payload for each in await records(served)] == [b"a", b"c"]
 
     with_proxies("clicks")(scenario)
@@ -388,13 +388,13 @@ def test_a_writer_that_is_found_failed_loses_its_log(
             await stream.begin("clicks", **options)
             if call != "begin":  # then the stream is refused, maybe before something can be sent
                 await stream.send(b"a")
-            assert set(await stream.told_all() or {"ready"}) == {"ready"}
+            assert set(await stream.last_reply() or {"ready"}) == {"ready"}
             code, message, _ = await stream.status()
             assert (code, "is lost to this proxy" in message) == ("UNAVAILABLE", True)
             assert "it failed" in message
         again = await client.opened("clicks")
         await again.send(b"b")
-        await again.told_all()
+        await again.last_reply()
         assert [each.payload for each in await records(served)] == [b"b"]
 
     with_proxies("clicks")(scenario)
@@ -409,12 +409,12 @@ def test_a_lost_session_loses_the_logs() -> None:
         await stream.send(b"a")
         await stream.acked(1)
         served.cluster.stores[served.servers[0].location].expire()
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         code, message, _ = await stream.status()
         assert (code, "session expired" in message) == ("UNAVAILABLE", True)
         again = await client.opened("clicks")
         await again.send(b"b")
-        await again.told_all()
+        await again.last_reply()
         assert [each.payload for each in await records(served)] == [b"a", b"b"]
 
     with_proxies("clicks")(scenario)
@@ -445,7 +445,7 @@ def test_idle_logs_are_let_go_of() -> None:
         client = await served.start(idle_release_s=0.05)
         busy, idle = await client.opened("busy"), await client.opened("idle")
         await idle.send(b"a")
-        await idle.told_all()
+        await idle.last_reply()
         await until_owned(client, "busy")
         await busy.send(b"b")
         await busy.acked(1)
@@ -461,9 +461,9 @@ def test_more_logs_and_calls_than_allowed_are_refused() -> None:
         stream = await client.opened("a")
         refused = client.put()
         await refused.begin("b")
-        code, message, told = await refused.status()
+        code, message, found = await refused.status()
         assert (code, "the limit logs_max" in message) == ("RESOURCE_EXHAUSTED", True)
-        assert told["dlog-retry-after-ms"] == "1000"
+        assert found["dlog-retry-after-ms"] == "1000"
         another = await client.opened("a")
         above = client.put()
         assert (await above.status())[0] == "RESOURCE_EXHAUSTED"
@@ -476,7 +476,7 @@ def test_more_logs_and_calls_than_allowed_are_refused() -> None:
 
 @pytest.mark.parametrize("limit", [{"window_records": 2}, {"pending_bytes_max": 64}])
 def test_a_stream_goes_on_through_its_window(limit: dict[str, int]) -> None:
-    """It takes no more than the window allows, and a client that reads nothing harms nobody."""
+    """It takes no more than the window allows, and a client that reads nothing harms no other."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(**limit)
@@ -488,14 +488,14 @@ def test_a_stream_goes_on_through_its_window(limit: dict[str, int]) -> None:
 
         await asyncio.gather(*map(write, range(4)))
         for stream in streams:
-            assert (await stream.told_all() or {})["acked"] == 30
+            assert (await stream.last_reply() or {})["acked"] == 30
         assert len(await records(served)) == 120
 
     with_proxies("clicks")(scenario)
 
 
 def test_a_client_that_goes_leaves_nothing_behind() -> None:
-    """What was accepted is written; the log is nobody's then."""
+    """Accepted records are written; the log has no owner then."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(idle_release_s=0.05)

@@ -13,7 +13,7 @@ from dlcore.proxy.writing.rates import BURST_S, Rate, Rates, TokenBucket
 
 
 def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
-    """What is taken beyond is a debt, which time pays; idle time gathers a burst at most."""
+    """Tokens beyond the rate are a debt, which time pays; idle time gathers a burst at most."""
     bucket = TokenBucket(10)
     assert bucket.delay_s(0) == 0
     bucket.take(10)
@@ -61,7 +61,7 @@ def test_a_stream_to_several_logs_has_one_rate_of_its_own() -> None:
     assert stream.to("d").take(1, 0, now_s=0) == pytest.approx(0.8)
 
 
-def test_who_would_wait_too_long_is_refused_and_told_when_to_come() -> None:
+def test_a_call_that_would_wait_too_long_is_refused_with_a_time() -> None:
     """A refused stream takes nothing: a waiting one has the debt of those before it only."""
     rates = Rates(log=Rate(records_per_s=10), stream=Rate(bytes_per_s=1), wait_max_s=2)
     stream = rates.join("a", None)
@@ -73,8 +73,8 @@ def test_who_would_wait_too_long_is_refused_and_told_when_to_come() -> None:
     assert stream.take(1, 0, now_s=98) == pytest.approx(1)
 
 
-def test_what_is_kept_is_bounded_by_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets that are full go; one that owes stays, also if nobody writes to its log now."""
+def test_kept_buckets_are_bounded_by_busy_principals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets that are full go; one that owes stays, also if no client writes to its log now."""
     monkeypatch.setattr(module, "KEPT_MAX", 10)
     rates = Rates(log=Rate(records_per_s=10), wait_max_s=100)
     rates._prunes_at = 10
@@ -90,7 +90,7 @@ def test_what_is_kept_is_bounded_by_who_is_busy(monkeypatch: pytest.MonkeyPatch)
         st.tuples(st.integers(1, 50), st.floats(0, 3), st.integers(0, 2)), min_size=1, max_size=40
     )
 )
-def test_what_passes_keeps_to_the_rate(batches: list[tuple[int, float, int]]) -> None:
+def test_passed_bytes_keep_to_the_rate(batches: list[tuple[int, float, int]]) -> None:
     """Over any time: the rate, a burst, and the one batch that passed while nothing was owed."""
     rates = Rates(log=Rate(records_per_s=10), wait_max_s=5)
     streams = [rates.join("a", None) for _ in range(3)]

@@ -36,13 +36,13 @@ async def status_of_put(client: Client, log: str, **options: object) -> tuple[st
     """Return the status and the trailing metadata of a stream that is refused."""
     stream = client.put()
     await stream.begin(log, **options)
-    assert await stream.told_all() is None
+    assert await stream.last_reply() is None
     code, _, metadata = await stream.status()
     return code, metadata
 
 
 def test_a_put_to_a_log_that_does_not_exist_is_refused_by_any_proxy() -> None:
-    """Also by the one that would not own it, which sends nobody to another proxy for nothing."""
+    """Also by the one that would not own it, which sends no client to another proxy for nothing."""
 
     async def scenario(served: Proxies) -> None:
         clients = [await served.start(), await served.start()]
@@ -78,7 +78,7 @@ METHODS = {
 @pytest.mark.parametrize(
     ("key", "value"), [("authorization", "Bearer secret"), ("auth-token-bin", b"secret")]
 )
-def test_a_token_that_nobody_checks_is_refused(key: str, value: str | bytes) -> None:
+def test_a_token_that_no_one_checks_is_refused(key: str, value: str | bytes) -> None:
     """Else its sender believes that it keeps others out; the answer does not repeat it."""
 
     async def scenario(served: Proxies) -> None:
@@ -104,8 +104,8 @@ def test_a_token_that_nobody_checks_is_refused(key: str, value: str | bytes) -> 
 
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
-    "an action that nobody knows": ("fly", {}),
-    "a field that nobody knows": ("truncate", {"logg": "clicks"}),
+    "an unknown action": ("fly", {}),
+    "an unknown field": ("truncate", {"logg": "clicks"}),
     "a log that does not exist": ("positions", {"log": "none"}),
     "a change of such a log": ("truncate", {"log": "none", "txid": 3}),
 }

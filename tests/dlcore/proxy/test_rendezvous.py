@@ -10,8 +10,8 @@ PROXIES = [f"host-{number}:4190" for number in range(5)]
 LOGS = [f"log/{number}" for number in range(2000)]
 
 
-def test_nobody_is_there() -> None:
-    """Then nobody owns anything."""
+def test_no_proxy_is_there() -> None:
+    """Then no log has an owner."""
     assert preferred_owner("clicks", ()) is None
 
 
@@ -22,7 +22,7 @@ def test_the_order_of_the_list_does_not_matter() -> None:
 
 
 def test_logs_are_spread_evenly() -> None:
-    """Of 2000 logs each of five has between 300 and 500."""
+    """Each of five has between 300 and 500 of 2000 logs."""
     counts = Counter(preferred_owner(log, PROXIES) for log in LOGS)
     assert len(counts) == len(PROXIES)
     assert all(300 <= count <= 500 for count in counts.values())

@@ -149,7 +149,7 @@ class Rings(RuleBasedStateMachine):
 
     @invariant()
     def is_as_the_lists_are(self) -> None:
-        """What is kept is what the lists keep, in bytes and in runs."""
+        """The kept bytes and runs are those that the lists keep."""
         assert self.budget.size_bytes <= BUDGET
         sizes = [log.runs[index].size_bytes for log, index, _ in self.order]
         assert self.budget.size_bytes == sum(sizes)
@@ -184,7 +184,7 @@ def test_readers_share_runs_and_hold_positions() -> None:
 
 
 def test_one_from_beyond_the_end_waits_for_its_record() -> None:
-    """What comes before it is passed over."""
+    """Earlier entries are passed over."""
     ring = RingBudget(100).open_ring(DLSN.INITIAL)
     reader = ring.join(DLSN(1, 3, 1))
     assert reader is not None
@@ -232,7 +232,7 @@ def test_a_smaller_budget_drops_the_oldest_at_once() -> None:
 
 
 def test_one_who_joins_late_is_spared_too() -> None:
-    """Also in a ring of which it was known that nobody waits there."""
+    """Also in a ring that was known to have no waiter."""
     budget = RingBudget(30)
     other, ring = budget.open_ring(DLSN.INITIAL), budget.open_ring(DLSN.INITIAL)
     ring.append(run_of(0))
@@ -246,7 +246,7 @@ def test_one_who_joins_late_is_spared_too() -> None:
     assert (reader.is_behind, other.begin) == (False, DLSN(1, 1, 0))
 
 
-def test_what_comes_twice_or_after_the_end_is_refused() -> None:
+def test_a_message_sent_twice_or_after_the_end_is_refused() -> None:
     """A ring takes the runs of its log in order, until it is closed."""
     ring = RingBudget(100).open_ring(DLSN(1, 2, 0))
     for wrong in (run_of(1), Run(DLSN(1, 3, 0), DLSN(1, 3, 0), (), "", 1)):

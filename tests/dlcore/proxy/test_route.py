@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dlcore.access.principals import ANONYMOUS, Caller, Principal, Proof
+from dlcore.base.access.principals import ANONYMOUS, Caller, Principal, Proof
 from dlcore.base.errors import ConfigurationError
 from dlcore.flight.forwards import Forwarder, Wish, wish_of
 from dlcore.flight.put import UNREACHABLE_MAX
@@ -20,6 +20,7 @@ from dlcore.proxy.writing.route import (
     Sent,
     Unreached,
 )
+from tests.fixtures.lengths import for_each
 
 
 def test_the_owner_that_another_proxy_names_is_asked_next() -> None:
@@ -48,15 +49,15 @@ def test_proxies_that_disagree_pass_nothing_to_and_fro(named: str) -> None:
 
 def test_one_that_is_not_reached_is_passed_over() -> None:
     """Beside those that the client did not reach, of which the oldest are forgotten."""
-    told = [f"gone-{number}" for number in range(UNREACHABLE_MAX)]
-    route = Route("here", told)
+    given = [f"gone-{number}" for number in range(UNREACHABLE_MAX)]
+    route = Route("here", given)
     assert route.handle(Sent("dead")) == GiveTo("dead")
     assert route.handle(Unreached("dead")) == AskHere(0.0)
-    assert route.unreachable == (*told[1:], "dead")
+    assert route.unreachable == (*given[1:], "dead")
     assert route.handle(Sent("owner")) == GiveTo("owner")
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each(range(100))
 def test_no_order_of_answers_is_a_loop(seed: int) -> None:
     """The call comes to no proxy twice in a round, never to this one, and to an end."""
     rng = random.Random(seed)
@@ -81,10 +82,10 @@ def test_a_call_says_how_it_wants_to_be_served() -> None:
     assert wish_of([("dlog-forward", "True")]) == Wish(forward=True)
     zoe = Caller(Principal(Proof.TOKEN, "Zoë"), "10.0.0.1")
     forwarder = Forwarder("grpc://a:1", "session", zoe)
-    told = [*forwarder.metadata(), ("dlog-forward", "true")]
-    assert wish_of(told) == Wish(forward=False, forwarder=forwarder)
-    nobody = Caller(ANONYMOUS, "x")
-    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", nobody)
+    given = [*forwarder.metadata(), ("dlog-forward", "true")]
+    assert wish_of(given) == Wish(forward=False, forwarder=forwarder)
+    anonymous = Caller(ANONYMOUS, "x")
+    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", anonymous)
     with pytest.raises(ConfigurationError, match="'Zoë': expected user:NAME"):
         wish_of([("dlog-forwarded-by", "x"), ("dlog-forwarded-for-bin", "Zoë".encode())])
     with pytest.raises(ConfigurationError, match=r"dlog-forward='yes': expected true or false"):

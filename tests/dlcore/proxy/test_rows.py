@@ -54,7 +54,7 @@ def test_rows_of_bytes() -> None:
 
 @given(st.lists(st.lists(st.binary(max_size=20), min_size=1), min_size=1, max_size=4), st.data())
 def test_any_rows_of_bytes(entries: list[list[bytes]], data: st.DataObject) -> None:
-    """Whatever their payloads, of parts of entries likewise, also of such without a byte."""
+    """With any payloads, of parts of entries, too, and of such without a byte."""
     stored, expected = [], []
     for number, payloads in enumerate(entries):
         first = data.draw(st.integers(0, len(payloads) - 1))

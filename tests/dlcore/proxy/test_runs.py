@@ -53,7 +53,7 @@ def test_small_entries_go_together() -> None:
 
 @pytest.mark.parametrize("first_row", [0, 7])
 def test_an_entry_of_many_small_records_is_cut(first_row: int) -> None:
-    """What is known of records counts: no message is far above its bound."""
+    """Known sizes of records count: no message is far above its bound."""
     rows, bytes_max = 500, 10_000
     parts = together([entry(3, rows, first_row=first_row), entry(4, 1)], bytes_max)
     got = [each.part(VIEW, DLSN(1, 5, 0)) for each in parts]

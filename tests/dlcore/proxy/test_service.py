@@ -46,7 +46,7 @@ class Gate:
 
 
 class EndedCall(Call):
-    """A call that ended, which nobody was told yet."""
+    """A call that ended, before its client learns of it."""
 
     async def write(self, _: bytes) -> None:
         """Fail as gRPC does then."""
@@ -75,7 +75,7 @@ def test_a_client_refused_while_it_sends_learns_why(monkeypatch: pytest.MonkeyPa
             await stream.call.write(pb.FlightData(data_header=b"no Arrow"))
             for _ in range(8):
                 await stream.send(bytes(2**20))
-            assert await stream.told_all() is None
+            assert await stream.last_reply() is None
             code, message, metadata = await stream.status()
             assert (code, message[:19]) == ("INVALID_ARGUMENT", "ConfigurationError:")
             assert "dlog-error" in metadata
@@ -83,7 +83,7 @@ def test_a_client_refused_while_it_sends_learns_why(monkeypatch: pytest.MonkeyPa
     with_proxies("clicks")(scenario)
 
 
-def test_who_says_nothing_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither before nor after HTTP/2 has begun; a client that comes back is served."""
     monkeypatch.setattr(server, "_HANDSHAKE_MS", 200)
     monkeypatch.setattr(server, "_IDLE_MS", 1000)

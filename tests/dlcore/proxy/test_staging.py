@@ -43,23 +43,23 @@ async def send(stream: Stream, *payloads: bytes, log: str = "a") -> None:
 
 
 async def staged(client: Client, identity: str, payload: bytes, *, shared: bool = True) -> Any:
-    """Stage one record; return what is told of it."""
+    """Stage one record; return the reply."""
     stream = await opened(client, identity, shared=shared)
-    told = await stream.told()
-    assert told is not None
-    assert told["ready"]["staging"] == identity
+    reply = await stream.next_reply()
+    assert reply is not None
+    assert reply["ready"]["staging"] == identity
     await send(stream, payload)
-    told = await stream.told_all()
-    assert told is not None, await stream.status()
-    return told["staged"]
+    reply = await stream.last_reply()
+    assert reply is not None, await stream.status()
+    return reply["staged"]
 
 
 async def refused(stream: Stream, log: str) -> tuple[str, str, dict[str, str]]:
     """Send what cannot be staged; return the status."""
-    assert await stream.told() is not None
+    assert await stream.next_reply() is not None
     await send(stream, b"x")
     await send(stream, b"x", log=log)
-    assert await stream.told_all() == {"refused": True}
+    assert await stream.last_reply() == {"refused": True}
     return await stream.status()
 
 
@@ -113,10 +113,10 @@ def test_writers_that_wait_for_long_are_closed(monkeypatch: pytest.MonkeyPatch) 
     with_proxies("a")(scenario)
 
 
-def test_what_streams_of_lower_rounds_staged_in_vain_is_settled(
+def test_records_that_streams_of_lower_rounds_staged_in_vain_are_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each stream fills a ledger here; of those that nobody committed one round's are left."""
+    """Each stream fills a ledger here; of the uncommitted ones one round's are left."""
     monkeypatch.setattr(DirectStagingWriter, "_is_due_for_another", lambda *_: True)
 
     async def scenario(served: Proxies) -> None:
@@ -134,27 +134,27 @@ def test_what_streams_of_lower_rounds_staged_in_vain_is_settled(
 
 
 def test_streams_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is silent loses it, and is told; a client that is gone gives it back."""
+    """One that is silent loses it, and learns of it; a client that is gone gives it back."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(staging_max=1)
         gone = await opened(client, "gone")
-        assert await gone.told() is not None
+        assert await gone.next_reply() is not None
         waiting = await opened(client, "waiting")
-        reading = asyncio.create_task(waiting.told())
+        reading = asyncio.create_task(waiting.next_reply())
         await asyncio.sleep(0.05)
         assert not reading.done()
         gone.call.cancel()
-        told = await reading
-        assert told is not None
-        assert told["ready"]["staging"] == "waiting"
+        found = await reading
+        assert found is not None
+        assert found["ready"]["staging"] == "waiting"
         waiting.call.cancel()
         monkeypatch.setattr(staging, "SILENCE_S", 0.05)
         silent = await opened(client, "silent")
-        assert await silent.told() is not None
-        assert await silent.told() == {"refused": True}
+        assert await silent.next_reply() is not None
+        assert await silent.next_reply() == {"refused": True}
         await silent.call.done_writing()
-        assert await silent.told() is None
+        assert await silent.next_reply() is None
         code, details, _ = await silent.status()
         assert code == "RESOURCE_EXHAUSTED"
         assert "sent nothing for 0.05 s" in details
@@ -162,7 +162,9 @@ def test_streams_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("a")(scenario)
 
 
-def test_who_does_not_read_what_was_staged_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_its_staged_parts_holds_no_other_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may be more than gRPC sends unasked; the turn is another one's by then."""
     read = asyncio.Event()
     send_on = calls.send
@@ -187,22 +189,22 @@ def test_who_does_not_read_what_was_staged_holds_nobody_up(monkeypatch: pytest.M
 
 
 def test_a_stream_is_delayed_by_one_rate_for_all_its_logs() -> None:
-    """And what is told in the end says for how long."""
+    """And the last message says for how long."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(stream_records_per_s=50.0)
         stream = await opened(client, "job")
-        await stream.told()
+        await stream.next_reply()
         for log in ("a", "b", "c"):
             await send(stream, *[b"x"] * 50, log=log)
-        told = await stream.told_all()
-        assert told is not None
-        assert len(told["staged"]) == 3
-        assert told["throttled_ms"] > 500
+        reply = await stream.last_reply()
+        assert reply is not None
+        assert len(reply["staged"]) == 3
+        assert reply["throttled_ms"] > 500
         quick = await opened(client, "quick")
-        await quick.told()
+        await quick.next_reply()
         await send(quick, b"y")
-        assert "throttled_ms" not in (await quick.told_all() or {})
+        assert "throttled_ms" not in (await quick.last_reply() or {})
 
     with_proxies("a", "b", "c")(scenario)
 

@@ -53,7 +53,7 @@ def small_writers(served: Proxies) -> None:
 
 
 def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the log that stands still; another one is served, and what was accepted is written."""
+    """Streams of a stalled log end; another one is served, and accepted records are written."""
 
     async def scenario(served: Proxies) -> None:
         still = Still(monkeypatch)
@@ -62,16 +62,16 @@ def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         streams = [await client.opened("still") for _ in range(6)]
         for stream in streams:
             await stream.send(bytes(1500))
-        ends = [asyncio.create_task(stream.told_all()) for stream in streams]
+        ends = [asyncio.create_task(stream.last_reply()) for stream in streams]
         await until(lambda: sum(task.done() for task in ends) == 4)
         lively = await client.opened("lively")
         for _ in range(10):
             await lively.send(bytes(1500))
-        assert (await lively.told_all() or {})["acked"] == 10
+        assert (await lively.last_reply() or {})["acked"] == 10
         still.goes_on.set()
-        told = await asyncio.gather(*ends)
-        assert [last["acked"] for last in told if last] == [1, 1]
-        for stream, last in zip(streams, told, strict=True):
+        reply = await asyncio.gather(*ends)
+        assert [last["acked"] for last in reply if last] == [1, 1]
+        for stream, last in zip(streams, reply, strict=True):
             code, message, retry_after_ms = await end_of(stream)
             if last is None:
                 assert (code, retry_after_ms) == ("UNAVAILABLE", "1000")
@@ -81,7 +81,7 @@ def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("still", "lively")(scenario)
 
 
-def test_what_waited_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_waited_for_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the log, or for the client to say that this was all; it holds nothing any more."""
 
     async def scenario(served: Proxies) -> None:
@@ -99,11 +99,11 @@ def test_what_waited_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: batches[2]() is None)
         still.goes_on.set()
         await stream.acked(1)
-        assert (await other.told_all() or {})["acked"] == 1
+        assert (await other.last_reply() or {})["acked"] == 1
         unfinished, _ = await client.opened_with("lively", expected=None)
         await unfinished.send(b"is this all?")
         for each in (stream, unfinished):
-            assert await each.told() is None
+            assert await each.next_reply() is None
             code, message, retry_after_ms = await end_of(each)
             assert (code, retry_after_ms) == ("UNAVAILABLE", "1000")
             assert "a message waited for 0.05 s" in message
@@ -124,7 +124,7 @@ def test_streams_that_are_idle_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         await stream.send()
         await until(lambda: len(batches) == 2)
         await until(lambda: all(each() is None for each in batches))
-        await stream.told_all()
+        await stream.last_reply()
 
     with_proxies("lively")(scenario)
 
@@ -152,7 +152,7 @@ def test_streams_of_a_slow_log_wait_with_their_messages_unread(
         async def push(stream: Stream) -> None:
             for _ in range(20):
                 await stream.send(bytes(1000))
-            assert (await stream.told_all() or {})["acked"] == 20
+            assert (await stream.last_reply() or {})["acked"] == 20
 
         # On a busy machine a turn would often end before what was sent has come.
         monkeypatch.setattr(admission, "_SOON_S", 60.0)
@@ -164,7 +164,7 @@ def test_streams_of_a_slow_log_wait_with_their_messages_unread(
 
 
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """Return the batches that are decoded from now on, as long as somebody holds them."""
+    """Return the batches that are decoded from now on, as long as they are referred to."""
     decode = PutDecoder.decode
     batches: list[weakref.ref[Any]] = []
 

@@ -1,4 +1,4 @@
-"""Streams above their rates: delayed, told so, refused where the delay would be too long."""
+"""Streams above their rates: delayed with a notice, refused where the delay would be too long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 
-def test_delays_are_told_and_nothing_is_lost() -> None:
+def test_delays_are_reported_and_nothing_is_lost() -> None:
     """The log's rate is shared by its streams; another log's are not touched."""
 
     async def scenario(served: Proxies) -> None:
@@ -23,29 +23,29 @@ def test_delays_are_told_and_nothing_is_lost() -> None:
             await stream.send(*[b"x"] * 100)
             await stream.send(*[b"y"] * 10)
         await free.send(*[b"z"] * 100)
-        told = await free.told()
-        assert told is not None
-        assert "throttled_ms" not in told
+        reply = await free.next_reply()
+        assert reply is not None
+        assert "throttled_ms" not in reply
         throttled = 0
         for stream in streams:
             acked = 0
             while acked < 110:
-                message = await stream.told()
+                message = await stream.next_reply()
                 assert message is not None
                 acked = message["acked"]
                 throttled += message.get("throttled_ms", 0)
-            assert await stream.told_all() is None
+            assert await stream.last_reply() is None
         # 220 records of which 100 passed at once, and the last batch waited for those before it;
         # what comes late anyway is delayed by that much less.
         assert clock() - begun_s >= 1.0
         assert 0 < throttled <= 2 * 1000 * (clock() - begun_s)
         assert len(await read_all(await served.cluster.namespaces[0].open_log("a"))) == 220
-        await free.told_all()
+        await free.last_reply()
 
     with_proxies("a", "b")(scenario)
 
 
-def test_who_would_wait_too_long_is_refused_after_what_was_accepted() -> None:
+def test_a_stream_that_would_wait_too_long_ends_after_its_accepted_records() -> None:
     """With the time after which it goes on."""
 
     async def scenario(served: Proxies) -> None:
@@ -53,7 +53,7 @@ def test_who_would_wait_too_long_is_refused_after_what_was_accepted() -> None:
         stream = await client.opened("a")
         await stream.send(b"x")
         await stream.send(b"y")
-        last = await stream.told_all()
+        last = await stream.last_reply()
         assert last is not None
         assert last["acked"] == 1
         code, message, metadata = await stream.status()
@@ -75,10 +75,10 @@ def test_a_delayed_stream_does_not_hold_up_a_release() -> None:
         await stream.acked(100)
         await stream.send(b"y")
         assert (await client.act("release", log="a"))["released"]
-        message = await stream.told()
+        message = await stream.next_reply()
         assert message is not None
         assert "draining" in message
-        assert await stream.told_all() is None
+        assert await stream.last_reply() is None
         assert (await stream.status())[0] == "UNAVAILABLE"
 
     with_proxies("a")(scenario)
@@ -95,7 +95,7 @@ def test_a_client_has_one_rate_however_many_streams_it_opens() -> None:
         ends = []
         for stream in streams:
             await stream.send(*[b"x"] * 100)
-            await stream.told_all()
+            await stream.last_reply()
             ends.append(await stream.status())
         assert [code for code, _, _ in ends] == ["OK"] + ["RESOURCE_EXHAUSTED"] * 7
         _, message, metadata = ends[-1]
@@ -122,14 +122,14 @@ def test_a_running_proxy_takes_over_the_rates_of_its_cluster() -> None:
             stream = await client.opened("a")
             await stream.send(*[b"y"] * 10)
             await stream.send(b"z")
-            assert await stream.told_all() is not None
+            assert await stream.last_reply() is not None
             code, message, _ = await stream.status()
         assert "the rate of this proxy is used up" in message
         await settings.change({("proxy", "bytes_per_s"): None}, require_allowed)
         while code != "OK":
             stream = await client.opened("a")
             await stream.send(*[b"y"] * 100)
-            await stream.told_all()
+            await stream.last_reply()
             code, _, _ = await stream.status()
 
     with_proxies("a")(scenario)

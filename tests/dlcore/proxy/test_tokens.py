@@ -39,10 +39,10 @@ def issuer(caplog: pytest.LogCaptureFixture) -> Iterator[Issuer]:
     caplog.set_level(logging.DEBUG)
     issuer = Issuer()
     yield issuer
-    told = " ".join(each.getMessage() for each in caplog.get_records("call"))
-    assert "live proxies" in told
+    text = " ".join(each.getMessage() for each in caplog.get_records("call"))
+    assert "live proxies" in text
     assert issuer.given
-    assert not any(part in told for token in issuer.given for part in token.split("."))
+    assert not any(part in text for token in issuer.given for part in token.split("."))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def opened(client: Client, log: str, metadata: Headers, **options: object)
     """Open a stream that is let in."""
     stream = put(client, metadata)
     await stream.begin(log, **options)
-    assert "ready" in (await stream.told() or {}), await stream.status()
+    assert "ready" in (await stream.next_reply() or {}), await stream.status()
     return stream
 
 
@@ -92,10 +92,10 @@ async def refusal(client: Client, metadata: Headers) -> str:
         await act(client, metadata)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert dict(refused.value.trailing_metadata() or ())["dlog-error"] == "401"
-    told = refused.value.details() or ""
+    text = refused.value.details() or ""
     given = [str(value).split(" ")[-1] for _, value in metadata]
-    assert not any(each in told for each in given if len(each) > 10)
-    return told
+    assert not any(each in text for each in given if len(each) > 10)
+    return text
 
 
 def test_a_user_is_known_by_a_token(settings: dict[str, Any], issuer: Issuer) -> None:
@@ -108,12 +108,12 @@ def test_a_user_is_known_by_a_token(settings: dict[str, Any], issuer: Issuer) ->
         first = await opened(client, "a", bearer(token))
         again = put(client, bearer(issuer.token("alice")))
         await again.begin("a")
-        assert await again.told() is None
-        code, told, _ = await again.status()
-        assert (code, "user:alice has 1 streams open" in told) == ("RESOURCE_EXHAUSTED", True)
+        assert await again.next_reply() is None
+        code, text, _ = await again.status()
+        assert (code, "user:alice has 1 streams open" in text) == ("RESOURCE_EXHAUSTED", True)
         others = [await opened(client, "a", each) for each in (bearer(issuer.token("bob")), ())]
         for each in (first, *others):
-            await each.told_all()
+            await each.last_reply()
 
     with_proxies("a")(scenario)
 
@@ -127,7 +127,7 @@ def test_a_token_that_is_refused_is_not_passed_over(
         client = await served.start(**settings)
         assert await act(client, ()) == {"logs": []}
         token = issuer.token()
-        for metadata, told in (
+        for metadata, text in (
             (bearer(token[:-8] + "AAAAAAAA"), "signature"),
             (bearer(Issuer().token()), "signature"),
             (bearer(Issuer("https://other.example").token()), "signature"),
@@ -141,7 +141,7 @@ def test_a_token_that_is_refused_is_not_passed_over(
             ((*bearer(token), *bearer(token)), "expected a token"),
             ((("auth-token-bin", b"secret of mine"),), "expected a token"),
         ):
-            assert told in await refusal(client, metadata)
+            assert text in await refusal(client, metadata)
         for method in ("DoGet", "ListFlights", "GetFlightInfo", "GetSchema", "ListActions"):
             begin: Any = client.channel.unary_stream(f"/{FLIGHT}/{method}")
             call = begin(b"", metadata=bearer("x"))
@@ -150,7 +150,7 @@ def test_a_token_that_is_refused_is_not_passed_over(
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, method
         stream = put(client, bearer("x"))
         await stream.begin("a")
-        assert await stream.told() is None
+        assert await stream.next_reply() is None
         assert (await stream.status())[0] == "UNAUTHENTICATED"
 
     with_proxies("a")(scenario)
@@ -171,7 +171,7 @@ def test_callers_without_a_proof_may_be_refused(settings: dict[str, Any], issuer
     with_proxies("a")(scenario)
 
 
-def test_refused_proofs_are_told_to_the_audit_log(
+def test_refused_proofs_are_in_the_audit_log(
     settings: dict[str, Any], issuer: Issuer, tmp_path: Path
 ) -> None:
     """With the host and the reason, and without the token; calls that are let in are not."""
@@ -186,13 +186,13 @@ def test_refused_proofs_are_told_to_the_audit_log(
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
     with_proxies("a")(scenario)
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(each["principal"], each["address"], each["entrance"]) for each in told] == [
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(each["principal"], each["address"], each["entrance"]) for each in lines] == [
         ("anonymous", "127.0.0.1", "DoAction"),
         ("anonymous", "127.0.0.1", "DoAction"),
         ("anonymous", "127.0.0.1", "Handshake"),
     ]
-    for each, reason in zip(told, ("without a proof", "expired", "another scheme"), strict=True):
+    for each, reason in zip(lines, ("without a proof", "expired", "another scheme"), strict=True):
         assert reason in each["result"]
     parts = [part for token in issuer.given for part in token.split(".")]
     assert not any(part in path.read_text() for part in parts)
@@ -201,7 +201,7 @@ def test_refused_proofs_are_told_to_the_audit_log(
 def test_rights_of_a_call_that_a_draining_proxy_forwards_are_not_known(
     settings: dict[str, Any], issuer: Issuer
 ) -> None:
-    """Its client may try again elsewhere; the right of whom it names is not given."""
+    """Its client may try again elsewhere; the rights of the named caller are not given."""
 
     async def scenario(served: Proxies) -> None:
         direct = await served.cluster.open("operator")
@@ -256,16 +256,16 @@ def test_a_handshake_gives_the_token_back(settings: dict[str, Any], issuer: Issu
 
 async def at_the_end(stream: Stream) -> dict[str, Any]:
     """Write until the stream is ended; return the last message before."""
-    told: dict[str, Any] | None = {}
+    reply: dict[str, Any] | None = {}
     count = 0
     while True:
         count += 1
         await stream.send(b"%d" % count)
-        told = await stream.told()
-        assert told is not None, await stream.status()
-        if "draining" in told:
-            return told
-        assert told["acked"] == count
+        reply = await stream.next_reply()
+        assert reply is not None, await stream.status()
+        if "draining" in reply:
+            return reply
+        assert reply["acked"] == count
         await asyncio.sleep(0.02)
 
 
@@ -273,20 +273,20 @@ async def at_the_end(stream: Stream) -> dict[str, Any]:
 def test_a_writing_stream_ends_with_its_token(
     settings: dict[str, Any], issuer: Issuer, *, is_forwarded: bool
 ) -> None:
-    """All that was accepted is acknowledged; it is told, and then ended, or ended by the client."""
+    """Accepted records are acknowledged; the client learns of the end, or ends the stream."""
 
     async def scenario(served: Proxies) -> None:
         here, there, log = await two(served, **settings)
         client, more = (here, (("dlog-forward", "true"),)) if is_forwarded else (there, ())
         stream = await opened(client, log, bearer(issuer.token(lasts_s=1.0), *more))
         await at_the_end(stream)
-        assert await stream.told() is None
-        code, told, metadata = await stream.status()
+        assert await stream.next_reply() is None
+        code, text, metadata = await stream.status()
         assert (code, metadata["dlog-error"]) == ("UNAUTHENTICATED", "401")
-        assert "the token of user:alice has expired during the stream" in told
+        assert "the token of user:alice has expired during the stream" in text
         stream = await opened(client, log, bearer(issuer.token(lasts_s=0.5), *more))
-        assert "draining" in (await stream.told() or {})
-        assert await stream.told_all() is None
+        assert "draining" in (await stream.next_reply() or {})
+        assert await stream.last_reply() is None
         assert (await stream.status())[0] == "OK"
 
     with_proxies(*LOGS)(scenario)
@@ -295,7 +295,7 @@ def test_a_writing_stream_ends_with_its_token(
 def test_a_later_token_on_the_connection_lets_streams_go_on(
     settings: dict[str, Any], issuer: Issuer
 ) -> None:
-    """Of the same user on the same connection only."""
+    """Only a token of the same user on the same connection counts."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(**settings)
@@ -309,11 +309,11 @@ def test_a_later_token_on_the_connection_lets_streams_go_on(
             await act(client, bearer(issuer.token(lasts_s=1.0)))
             renewed = time.time()
             await act(client, bearer(issuer.token(lasts_s=60)))
-            assert "draining" in (await other.told() or {})
-            assert await other.told() is None
+            assert "draining" in (await other.next_reply() or {})
+            assert await other.next_reply() is None
             assert time.time() > renewed + 0.5
             await mine.send(b"x")
-            assert (await mine.told_all() or {})["acked"] == 1
+            assert (await mine.last_reply() or {})["acked"] == 1
             assert (await mine.status())[0] == "OK"
 
     with_proxies("a")(scenario)
@@ -338,11 +338,11 @@ def test_a_reading_stream_ends_with_its_token(settings: dict[str, Any], issuer: 
         first.flight_descriptor.type = pb.FlightDescriptor.CMD
         first.flight_descriptor.cmd = b'{"staging": "job"}'
         await stream.call.write(first)
-        assert "ready" in (await stream.told() or {}), await stream.status()
-        while await stream.told() is not None:
+        assert "ready" in (await stream.next_reply() or {}), await stream.status()
+        while await stream.next_reply() is not None:
             pass
-        code, told, _ = await stream.status()
-        assert (code, "has expired during the stream" in told) == ("UNAUTHENTICATED", True)
+        code, text, _ = await stream.status()
+        assert (code, "has expired during the stream" in text) == ("UNAUTHENTICATED", True)
 
     with_proxies("a")(scenario)
 
@@ -356,6 +356,6 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         ({"token_principal": ""}, "expected the name of a claim"),
         ({"anonymous": "yes"}, "expected allowed or refused"),
     )
-    for given, told in wrong:
-        with pytest.raises(ConfigurationError, match=told):
+    for given, text in wrong:
+        with pytest.raises(ConfigurationError, match=text):
             ProxyConfig(**given)

@@ -42,7 +42,7 @@ def lone(number: int) -> EntryRows:
     )
 
 
-def test_what_an_async_iterator_gives_is_fetched_one_by_one(portal: Portal) -> None:
+def test_values_of_an_async_iterator_are_fetched_one_by_one(portal: Portal) -> None:
     """Nothing is fetched before it is asked for; the end ends it."""
     given: list[int] = []
 
@@ -86,7 +86,7 @@ def test_records_that_are_here_come_before_an_error(portal: Portal) -> None:
         reader.read_bulk(1)
 
 
-def test_what_was_written_is_discarded_by_the_twin(portal: Portal) -> None:
+def test_the_twin_discards_written_records(portal: Portal) -> None:
     """The staging writer hands it on."""
     calls: list[str] = []
 

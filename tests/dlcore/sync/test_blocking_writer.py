@@ -1,4 +1,4 @@
-"""A blocking writer whose twin refuses records: at the moment, for good, while nobody calls.
+"""A blocking writer whose twin refuses records: at the moment, for good, between calls.
 
 Goal: a record whose write returned is in the log once, or a later call says that it is not.
 Method: the writer of a cluster in memory, on the portal's loop, refuses when the test says so.
@@ -102,7 +102,7 @@ def log() -> Iterator[Refusing]:
     portal.stop()
 
 
-def test_what_is_refused_at_the_moment_waits_for_the_next_call(log: Refusing) -> None:
+def test_records_refused_at_the_moment_wait_for_the_next_call(log: Refusing) -> None:
     """A call that raises has taken nothing, and what was taken is written once."""
     writer = log.open(replace(CONFIG, buffer_bytes=300))
     taken: list[int] = []
@@ -169,7 +169,7 @@ def end_as_at_exit(writer: LogWriter) -> None:
 def test_a_writer_that_has_ended_takes_nothing(
     log: Refusing, end: Callable[[LogWriter], None], flush_interval_s: float
 ) -> None:
-    """Nobody would hand it over, nor tell that it was lost."""
+    """No call would hand it over, nor report that it was lost."""
     writer = log.open(replace(CONFIG, flush_interval_s=flush_interval_s))
     writer.write(LogRecord(1, b"x"))
     with pytest.raises(ConfigurationError, match="'x': expected a LogRecord"):
@@ -201,7 +201,7 @@ def test_a_timed_writer_hands_over_what_was_refused_at_the_moment(log: Refusing)
     assert log.txids() == [1, 2]
 
 
-def test_what_waits_is_written_though_nobody_calls(log: Refusing) -> None:
+def test_waiting_records_are_written_without_a_call(log: Refusing) -> None:
     """By default after some milliseconds, again after a pause, and with no call in between."""
     writer = log.open(CONFIG)
 
@@ -278,7 +278,7 @@ def test_a_writer_that_fails_in_the_background_takes_no_more(log: Refusing) -> N
     assert log.txids() == [1]
 
 
-def test_a_timed_writer_tells_what_was_refused_while_nobody_called(
+def test_a_timed_writer_reports_refusals_between_calls(
     log: Refusing, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next call, whichever it is, which takes nothing; then it goes on, for the writer does."""

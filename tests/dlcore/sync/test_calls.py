@@ -27,10 +27,10 @@ CALLS = [
 
 
 class Answer:
-    """What an async method returns: a coroutine, an async iterator, or a value of the loop."""
+    """The result of an async method: a coroutine, an async iterator, or a value of the loop."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.told = told
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
 
     def __aiter__(self) -> Answer:
         return self
@@ -57,8 +57,8 @@ class Twin:
         assert name == self._name
 
         def method(*arguments: Any, **named: Any) -> Any:
-            told = self._parameters.bind(None, *arguments, **named).arguments
-            self.answer = Answer({key: value for key, value in told.items() if key != "self"})
+            bound = self._parameters.bind(None, *arguments, **named).arguments
+            self.answer = Answer({key: value for key, value in bound.items() if key != "self"})
             return self.answer
 
         return method
@@ -105,13 +105,15 @@ def test_a_call_passes_all_on(kind: type[Any], name: str) -> None:
         assert list(found) == []
     assert twin.answer is not None
     wanted = signature.bind(None, *positional, **named, **rest).arguments
-    assert twin.answer.told == {key: value for key, value in wanted.items() if key != "self"}
+    assert twin.answer.arguments == {key: value for key, value in wanted.items() if key != "self"}
 
 
 @pytest.mark.parametrize(
     ("kind", "attribute"), [(ReaderCalls, "_reader"), (WriterCalls, "_writer")]
 )
-def test_what_needs_no_call_is_that_of_the_async_one(kind: type[Any], attribute: str) -> None:
+def test_attributes_without_a_call_are_those_of_the_async_one(
+    kind: type[Any], attribute: str
+) -> None:
     """A reader's or writer's text and properties; nothing is asked of the loop's thread."""
     names = [name for name, value in vars(kind).items() if isinstance(value, property)]
     assert names

@@ -54,8 +54,8 @@ def test_it_refuses_its_own_loop() -> None:
     portal.stop()
 
 
-def test_a_forked_child_is_told_to_open_its_own() -> None:
-    """What was opened before the fork fails clearly; a new portal works in the child."""
+def test_a_forked_child_must_open_its_own() -> None:
+    """Objects opened before the fork fail clearly; a new portal works in the child."""
     code = """
 import asyncio, os, sys
 from dlcore.sync.portal import shared_portal
@@ -91,7 +91,7 @@ def test_a_process_has_one() -> None:
 def test_at_exit_each_is_closed_whatever_the_others_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Goal: a closer that fails, or never ends, is told of; the others close, the loop stops."""
+    """Goal: a closer that fails, or never ends, is logged; the others close, the loop stops."""
     closed: list[str] = []
 
     async def close() -> None:
@@ -106,7 +106,7 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
     async def block() -> None:
         released.wait()
 
-    def release_when_told() -> None:
+    def release_when_signalled() -> None:
         try:
             wait_until(lambda: "the event loop hangs at exit" in caplog.text, timeout_s=60)
         finally:
@@ -135,8 +135,8 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
     monkeypatch.setattr(portals, "_CLOSERS_TIMEOUT_S", 0.1)
     portal = shared_portal()
     portals.close_at_exit(shared, block)
-    # The loop itself is blocked: stopping waits for it, once that is told.
-    threading.Thread(target=release_when_told).start()
+    # The loop itself is blocked: stopping waits for it, once that is logged.
+    threading.Thread(target=release_when_signalled).start()
     shared.close()
     assert not portal.is_usable
 
@@ -228,7 +228,7 @@ def test_a_loss_shows_in_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stream.getvalue() == "still works"
 
 
-def test_what_was_inherited_by_a_fork_is_refused_and_left_alone() -> None:
+def test_objects_inherited_by_a_fork_are_refused_and_left_alone() -> None:
     """The thread is the parent's: neither calls nor stopping reach it."""
     portal = Portal()
     portal._pid -= 1

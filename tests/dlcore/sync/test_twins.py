@@ -55,7 +55,7 @@ OF_ONE_FACE = {
 }
 """Names that one of two twins has, and why; those of one class behind its name."""
 ARGUMENTS_OF_ONE_FACE = {
-    # An async read waits, unless it is told not to; a blocking one returns what there is, unless it
+    # An async read waits, unless it shall not; a blocking one returns what there is, unless it
     # is given a time.
     ("read_next", "until_caught_up"),
     ("read_bulk", "until_caught_up"),

@@ -1,6 +1,6 @@
-"""Watching the logs of a namespace: every change is told, whatever becomes of the session.
+"""Watching the logs of a namespace: every change is reported, whatever becomes of the session.
 
-Goal: what a watch told, applied one after the other, ends in the logs there are.  Method: a
+Goal: the changes of a watch, applied in order, give the logs there are.  Method: a
 metadata store in memory that loses connections and sessions, and a real one that ends a session.
 """
 
@@ -45,7 +45,7 @@ def on_namespaces(
     run_in_own_time(asyncio.wait_for(run(), 60))
 
 
-class Told:
+class Changes:
     """A user of watches, which applies changes to the names it knows."""
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class Told:
                 self.names[change.name] = change.log_id
 
 
-async def until_known(watch: LogWatch, told: Told, names: Iterable[str]) -> None:
+async def until_known(watch: LogWatch, changes: Changes, names: Iterable[str]) -> None:
     """Take changes until these are the names."""
-    while sorted(told.names) != sorted(names):
-        told.apply(await watch.take())
+    while sorted(changes.names) != sorted(names):
+        changes.apply(await watch.take())
 
 
 def fail_once(cluster: MemoryCluster) -> None:
@@ -79,7 +79,7 @@ def fail_once(cluster: MemoryCluster) -> None:
     store.get_many = fail  # type: ignore[method-assign, assignment]
 
 
-def test_logs_are_told_of_as_they_come_and_go() -> None:
+def test_logs_are_reported_as_they_come_and_go() -> None:
     """Those that there are come first; a prefix is looked through."""
 
     async def body(
@@ -106,13 +106,13 @@ def test_logs_are_told_of_as_they_come_and_go() -> None:
     on_namespaces(body)
 
 
-def test_what_changed_without_a_connection_is_told_afterwards() -> None:
+def test_changes_without_a_connection_are_reported_afterwards() -> None:
     """Also when the session ended meanwhile: creations, deletions, renames, and both at once."""
 
     async def body(
         cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
     ) -> None:
-        rng, told = random.Random(1), Told()
+        rng, changes = random.Random(1), Changes()
         store = cluster.stores["a"]
         names = [f"log-{i}" for i in range(6)]
         async with namespace.watch_logs() as watch:
@@ -129,15 +129,15 @@ def test_what_changed_without_a_connection_is_told_afterwards() -> None:
                     else:
                         await other.delete_log(name)
                 store.reconnect()
-                await until_known(watch, told, await other.get_logs())
-            ids = [(await other.open_log(name)).log_id for name in sorted(told.names)]
-            assert [told.names[name] for name in sorted(told.names)] == ids
+                await until_known(watch, changes, await other.get_logs())
+            ids = [(await other.open_log(name)).log_id for name in sorted(changes.names)]
+            assert [changes.names[name] for name in sorted(changes.names)] == ids
 
     on_namespaces(body)
 
 
 def test_an_answer_that_fails_loses_nothing() -> None:
-    """The error is told, and the next call tells the changes."""
+    """The error is raised, and the next call returns the changes."""
 
     async def body(
         cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
@@ -152,7 +152,7 @@ def test_an_answer_that_fails_loses_nothing() -> None:
     on_namespaces(body)
 
 
-def test_a_change_during_a_look_is_told_by_the_next() -> None:
+def test_a_change_during_a_look_is_in_the_next() -> None:
     """One that comes after the names were listed, in the bucket that is looked at."""
 
     async def body(
@@ -166,7 +166,7 @@ def test_a_change_during_a_look_is_told_by_the_next() -> None:
         async def create_first(paths: Sequence[str]) -> list[Versioned | None]:
             store.get_many = get_many  # type: ignore[method-assign]
             await other.create_log(late)
-            await asyncio.sleep(0)  # its own watch is told before the answer
+            await asyncio.sleep(0)  # its own watch gets it before the answer
             return await get_many(paths)
 
         store.get_many = create_first  # type: ignore[method-assign, assignment]
@@ -256,7 +256,7 @@ def test_a_listener_is_called_until_the_watch_is_closed(caplog: pytest.LogCaptur
 
 
 def test_a_watch_that_is_closed_ends() -> None:
-    """A loop over it ends; with its namespace it fails, for nobody closed the watch."""
+    """A loop over it ends; with its namespace it fails, for the watch was not closed."""
 
     async def body(
         cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
@@ -282,7 +282,7 @@ def test_a_watch_that_is_closed_ends() -> None:
 def test_a_watch_outlives_its_session_at_zookeeper(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
-    """What another client did meanwhile is told."""
+    """Changes of another client meanwhile are reported."""
 
     async def scenario() -> None:
         uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
@@ -291,18 +291,18 @@ def test_a_watch_outlives_its_session_at_zookeeper(
             await open_namespace(uri) as namespace,
             namespace.watch_logs() as watch,
         ):
-            told = Told()
+            changes = Changes()
             for name in ("a", "b", "x" * 300):
                 await other.create_log(name)
-            await until_known(watch, told, ["a", "b", "x" * 300])
+            await until_known(watch, changes, ["a", "b", "x" * 300])
             store = namespace.ports.store
             changing = asyncio.create_task(expire_session(store, zookeeper.servers))  # type: ignore[arg-type]
             await other.rename_log("a", "y" * 300)
             await other.delete_log("b")
             await other.create_log("b")
             await changing
-            await until_known(watch, told, ["b", "x" * 300, "y" * 300])
-            while told.names["b"] != (await other.open_log("b")).log_id:
-                told.apply(await watch.take())
+            await until_known(watch, changes, ["b", "x" * 300, "y" * 300])
+            while changes.names["b"] != (await other.open_log("b")).log_id:
+                changes.apply(await watch.take())
 
     aio.run(scenario())

@@ -37,7 +37,7 @@ def test_each_namespace_is_a_client_of_its_own() -> None:
 
 
 def test_a_bookie_may_be_lost() -> None:
-    """What two of three bookies hold stays readable, and writing goes on."""
+    """Entries of two of three bookies stay readable, and writing goes on."""
 
     async def scenario() -> None:
         async with MemoryCluster(bookies=3) as cluster:

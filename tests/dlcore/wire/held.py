@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
-from dlcore.wire.memory import SCRATCH_BYTES
 from dlcore.wire.messages import CHUNK_BYTES_MAX
+from dlcore.wire.receive_memory import SCRATCH_BYTES
 
 if TYPE_CHECKING:
     from dlcore.wire.bookie_end import BookieEnd

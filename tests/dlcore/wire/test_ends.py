@@ -21,16 +21,15 @@ from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import (
     Brought,
     ClientEnd,
+    LacReceived,
     ReadRefused,
     Stored,
-    Told,
     Welcomed,
     WriteRefused,
 )
 from dlcore.wire.digest import FRAME_BYTES
 from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
-from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.messages import (
     ANYTHING,
     ENTRY_BYTES_MIN,
@@ -57,6 +56,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
+from dlcore.wire.receive_memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.statuses import Status
 from tests.dlcore.wire.held import held_bytes
 from tests.dlcore.wire.test_vectors import MESSAGES
@@ -215,7 +215,7 @@ def test_a_size_beyond_the_limits_gets_no_memory(size: int) -> None:
         (Update(1, [ENTRY] * 80_000, 0, fenced=False), True),
     ],
 )
-def test_what_is_not_a_clients_to_say_now_gets_no_memory(message: Message, is_open: bool) -> None:
+def test_a_message_that_is_not_allowed_now_gets_no_memory(message: Message, is_open: bool) -> None:
     """Refused by the header alone, however much is announced behind it."""
     end = new_bookie(is_open=is_open)
     feed(end, [encode(message)[0][: HEADER.size]])
@@ -285,7 +285,7 @@ BIG_BYTES = 40_000
 
 
 def test_a_big_payload_that_is_not_whole_waits_for_room() -> None:
-    """What of it has come stays where it is; one that came in one piece needs none."""
+    """The received part stays where it is; a whole one needs none."""
     room, entry = OneAtATime(), b"x" * BIG_BYTES
     assembly = Assembly(ReceiveMemory(), ANYTHING, room)
     data = b"".join(encode(Add(1, False, [entry])))
@@ -326,7 +326,7 @@ def test_request_ids_only_ascend() -> None:
 
 
 def test_windows_are_taken_and_given_back() -> None:
-    """What a bookie may send, as both ends count it."""
+    """The window of a bookie, as both ends count it."""
     bookie, client = new_bookie(), new_client()
     request_id, buffers = client.read(ReadEntries(0, 1, 0, 9, 1, 500, 1000), "read")
     feed(bookie, buffers)
@@ -387,7 +387,7 @@ def test_answers_find_their_requests() -> None:
     refused = client.next_event()
     assert isinstance(refused, WriteRefused)
     assert (refused.write, type(refused.error)) == ("two", LedgerFencedError)
-    assert client.next_event() == Told("lac", 7)
+    assert client.next_event() == LacReceived("lac", 7)
     denied = client.next_event()
     assert isinstance(denied, ReadRefused)
     assert (denied.read, type(denied.error)) == ("entry", NoSuchEntryError)
@@ -398,7 +398,7 @@ def test_answers_find_their_requests() -> None:
 
 
 def test_small_buffers_are_joined_and_large_ones_stay() -> None:
-    """What is sent is the same; large ones are the caller's own buffers."""
+    """The sent bytes are the same; large ones are the caller's own buffers."""
     large = b"L" * 100_000
     gathered = gather([b"a", b"b", large, b"c", large, large])
     assert gathered == [b"ab", large, b"c", large, large]
@@ -419,7 +419,7 @@ def test_silence_is_asked_about_and_then_ends() -> None:
         keepalive.check(14.5)
 
 
-def test_who_asks_late_waits_as_long_for_the_answer() -> None:
+def test_a_late_request_waits_as_long_for_the_answer() -> None:
     """The process stood still past half of its patience, or all of it: a PING is sent first."""
     for late_s in (7.9, 8.0, 30.0):
         keepalive = Keepalive(8.0, now_s=0.0)
@@ -440,7 +440,7 @@ def test_silence_is_looked_at_when_it_means_something() -> None:
     assert [keepalive.due_s(now_s) for now_s in (7.0, 8.0)] == [11.0, 11.0]
 
 
-def test_what_is_due_is_never_due_at_once() -> None:
+def test_due_entries_are_never_due_at_once() -> None:
     """However sums of times are rounded."""
     for number in range(1000):
         heard_s = number * 0.7

@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from dlcore.wire.assembly import Assembly, Frame
 from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
-from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     ANYTHING,
     ENTRY_BYTES_MIN,
@@ -19,6 +18,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
+from dlcore.wire.receive_memory import ReceiveMemory
 
 
 def run_of(frames: list[bytes]) -> FrameRun:
@@ -84,7 +84,7 @@ def test_frames_are_described_by_their_sizes() -> None:
 
 
 @pytest.mark.parametrize("ranges", [[(3, 5)], [(6, 5)], [(5, 6), (6, 7)], [(5, 91)]])
-def test_what_is_held_comes_in_order_and_within_what_was_looked_at(
+def test_held_entries_come_in_order_and_within_the_searched_range(
     ranges: list[tuple[int, int]],
 ) -> None:
     """At or below the LAC, backwards, twice, or beyond its end it says nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlcore.access.capability import ID_MAX, LedgerRight, Reach
+from dlcore.base.access.capability import ID_MAX, LedgerRight, Reach
 from dlcore.wire.digest import frame_parts
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import (
@@ -53,7 +53,7 @@ def test_adds() -> None:
 
 @pytest.mark.parametrize("is_run", [False, True])
 def test_adds_of_one_message(is_run: bool) -> None:
-    """Of one ledger they reach from the first to the last, in any order; of several, nothing."""
+    """For one ledger they reach from the first to the last, in any order; for several, not."""
 
     def reach(*ids: tuple[int, int]) -> Reach | None:
         frames = [frame_of(ledger_id, entry_id, b"x" * entry_id) for ledger_id, entry_id in ids]

@@ -163,7 +163,7 @@ def client_with_requests() -> ClientEnd[str, str]:
     ],
 )
 def test_a_client_believes_no_answer_that_fits_no_request(answer: Message, problem: str) -> None:
-    """What was asked is still open: the connection ends, and its driver fails all of it."""
+    """Requests are still open: the connection ends, and its driver fails all of it."""
     end = client_with_requests()
     feed(end, encode(answer))
     with pytest.raises(WireError, match=problem):
@@ -191,7 +191,7 @@ def test_more_than_a_window_is_refused() -> None:
 
 
 def test_the_last_chunk_ends_a_read() -> None:
-    """What the bookie says of it later is of no request."""
+    """Later answers of the bookie belong to no request."""
     end = client_with_requests()
     last = Chunk(4, [ENTRY], is_last=True)
     feed(end, encode(last))
@@ -203,8 +203,8 @@ def test_the_last_chunk_ends_a_read() -> None:
     assert end.next_event() is None
 
 
-def test_what_was_given_up_is_passed_over() -> None:
-    """Answers cross the cancel; its window is nobody's."""
+def test_given_up_requests_are_passed_over() -> None:
+    """Answers cross the cancel; its window has no owner."""
     end = client_with_requests()
     end.cancel(3)
     end.cancel(4)

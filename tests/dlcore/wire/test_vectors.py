@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from dlcore.wire.assembly import Assembly
-from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     ANYTHING,
     Add,
@@ -39,6 +38,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
+from dlcore.wire.receive_memory import ReceiveMemory
 
 FILE = Path(__file__).parents[2] / "contracts" / "wire_vectors.json"
 ENTRIES = [bytes(range(48)), b"\xff" * 50]
@@ -110,7 +110,7 @@ def vectors() -> list[dict[str, object]]:
 
 
 def test_every_kind_has_a_vector() -> None:
-    """A message that nobody wrote down is not specified."""
+    """A message without a vector is not specified."""
     names = {type(message).__name__.lower() for message in MESSAGES}
     assert names == {kind.name.lower().replace("_", "") for kind in Kind}
 

@@ -116,8 +116,8 @@ def _server_context(host: str, cert: str, key: str) -> Callable[[], ssl.SSLConte
     if not cert and not key:
         require_loopback(host, advice="; or serve on 127.0.0.1, and forward the port with ssh -L")
         return None
-    from dlcore.access.tls import TlsFiles
-    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.access.tls_in_use import TlsInUse
 
     in_use = TlsInUse(TlsFiles(ca=cert, cert=cert, key=key))  # it asks for no certificates
     return lambda: in_use.server_context(asks_clients=False)

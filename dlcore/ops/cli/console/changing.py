@@ -17,9 +17,9 @@ from dlcore.flight.requests import LogRequest
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
+    from dlcore.base.access.tls import TlsFiles
 
     Change = Callable[["Asked"], Awaitable[dict[str, Any]]]
 

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.access.tls import TlsFiles
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.backends.flight.bearer import Token
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.log.reading.rows_reader import AsyncLogReader
     from dlcore.ops.cli.console.door_answers import Shown
     from dlcore.ops.cli.console.guard import Refusal
@@ -112,9 +112,10 @@ class Door:
         async def serve(request: web.Request) -> web.StreamResponse:
             refused = refusal(request)
             if refused is not None:
-                told = error_value(AccessDeniedError(refused.text))
-                return web.json_response(told, status=refused.status)
+                value = error_value(AccessDeniedError(refused.text))
+                return web.json_response(value, status=refused.status)
             try:
+                requests.require_single(request.headers.keys())
                 requests.token_of(request.headers)  # before anything else is answered
                 return await answer(request)
             except DLError as error:
@@ -183,6 +184,8 @@ class Door:
                         page.add(records)
             except EndOfStreamError:
                 pass  # a sealed log has been read to its end
+            if not page.lines and asked.dlsn is not None:
+                requests.require_within(asked.dlsn, (await manager.get_snapshot()).end)
         headers = {} if page.last is None else {"Dlog-Last": str(page.last)}
         return web.Response(
             body=b"".join(page.lines), content_type="application/x-ndjson", headers=headers

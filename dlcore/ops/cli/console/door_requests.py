@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from dlcore.log.entries.stamp import GENERATED_PREFIX, TOKEN_BYTES, Claim
 from dlcore.ops.cli.times import EpochMs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 BODY_BYTES_MAX = 1024 * 1024
 """The largest body of an append."""
@@ -43,6 +44,8 @@ BYTES_KIND = "application/octet-stream"
 EVENTS_KIND = "text/event-stream"
 KEY = "Idempotency-Key"
 LAST_EVENT = "Last-Event-ID"
+_SINGLE = ("Authorization", "Content-Type", KEY, LAST_EVENT)
+"""Headers that a request has once at most: who calls, and what it asks for, must be plain."""
 _BEARER = "bearer"
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _DLSN_COLONS = 2
@@ -58,6 +61,19 @@ class Reading:
     limit: int = RECORDS
     columns: tuple[str, ...] | None = None
     is_stream: bool = False
+
+
+def require_single(names: Iterable[str]) -> None:
+    """Raise if a header that has one value is among these names twice.
+
+    Raises: ConfigurationError.
+    """
+    counts = Counter(name.lower() for name in names)
+    for name in _SINGLE:
+        if counts[name.lower()] > 1:
+            raise ConfigurationError(
+                f"header {name} is given {counts[name.lower()]} times: expected it once"
+            )
 
 
 def token_of(headers: Mapping[str, str]) -> str:
@@ -174,6 +190,18 @@ def read_of(
         columns=None if columns is None else tuple(columns.split(",")),
         is_stream=is_stream,
     )
+
+
+def require_within(dlsn: DLSN, end: DLSN) -> None:
+    """Raise if a request begins behind the end of its log, where no client has been.
+
+    Raises: ConfigurationError.
+    """
+    if dlsn > end:
+        raise ConfigurationError(
+            f"the first position wanted, {dlsn}, is past the end of the log: expected at most "
+            f"{end}, the position of the next record; another log has the position, or had it"
+        )
 
 
 def unknown(method: str, path: str, status: int) -> UnknownActionError | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlcore.access.entrances import Entrance
+from dlcore.base.access.entrances import Entrance
 
 FILES = {
     "/": "index.html",

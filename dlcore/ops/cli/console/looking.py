@@ -19,10 +19,10 @@ from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.cli.console import values
 
 if TYPE_CHECKING:
-    from dlcore.access.tls import TlsFiles
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.backends.direct.ports import NamespacePorts
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.base.ids import DLSN
 
 _AT_ONCE = 8

@@ -19,6 +19,7 @@ from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, DLError
 from dlcore.base.http_options import address_of, is_loopback
 from dlcore.base.ids import DLSN
+from dlcore.base.listening.http_server import HttpBounds, HttpServer, Route
 from dlcore.ops.cli.console import entrances
 from dlcore.ops.cli.console.changing import Asked, Changing
 from dlcore.ops.cli.console.door import Door, failure, unknown
@@ -27,15 +28,14 @@ from dlcore.ops.cli.console.guard import POLICY, Guard
 from dlcore.ops.cli.console.looking import Looking
 from dlcore.ops.cli.console.tailing import follow
 from dlcore.ops.cli.times import EpochMs
-from dlcore.transport.http_server import HttpBounds, HttpServer, Route
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
 
-    from dlcore.access.entrances import Entrance
-    from dlcore.access.tls import TlsFiles
     from dlcore.api.namespace import Namespace
+    from dlcore.base.access.entrances import Entrance
+    from dlcore.base.access.tls import TlsFiles
     from dlcore.ops.cli.console.changing import Change
     from dlcore.ops.cli.console.guard import Refusal
 

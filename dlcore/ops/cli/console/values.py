@@ -80,7 +80,7 @@ class Rates:
 def log_row(
     snapshot: LogSnapshot, *, rate: float | None, positions: Mapping[str, DLSN] | None
 ) -> dict[str, Any]:
-    """Return a line of the list of logs; `positions` of its subscribers, None if they are not told.
+    """Return a line of the list of logs; `positions` of its subscribers, None if none are given.
 
     How far the furthest subscriber is behind is about right, as it is counted by entries.
     """

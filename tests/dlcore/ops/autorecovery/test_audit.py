@@ -1,4 +1,4 @@
-"""Goal: bookies count as lost when they should, and never because nobody can be seen."""
+"""Goal: bookies count as lost when they should, and never because no bookie can be seen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_two_that_vanish_together_are_lost_at_once() -> None:
 
 
 def test_one_that_is_gone_for_long_does_not_make_the_next_one_urgent() -> None:
-    """A cookie that nobody removed must not shorten everybody's delay."""
+    """A cookie that was not removed must not shorten everybody's delay."""
     made = audit()
     made.look(known=KNOWN, registered=bookies("ABC"), now=0.0)
     assert made.look(known=KNOWN, registered=bookies("ABC"), now=50.0).lost == bookies("D")

@@ -13,8 +13,6 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import Ensemble, LedgerState
-from dlcore.ledger.port import EntryRange
-from dlcore.ledger.ranges import EntryRanges
 from dlcore.ops.autorecovery.check import (
     Fragment,
     Held,
@@ -24,6 +22,8 @@ from dlcore.ops.autorecovery.check import (
     fragments_of,
     missing_ranges,
 )
+from dlcore.wire.entry_ranges import EntryRanges
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledgers import bookie, metadata_of, quorum_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_no_answer_is_unknown_and_never_missing() -> None:
     assert check_ledger(metadata, answers_of_c)[2].unknown == "no route"
 
 
-def test_what_a_bookie_holds_behind_a_fragment_is_of_no_account() -> None:
+def test_entries_of_a_bookie_behind_a_fragment_do_not_count() -> None:
     """It may be of a later ensemble of the same ledger."""
     quorum = quorum_of(3, 3, 2)
     ensemble = metadata_of((0, "ABC"), state=LedgerState.CLOSED, last_entry_id=9)

@@ -63,9 +63,7 @@ def test_a_check_that_was_interrupted_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("why", ["damaged", "old", "from the future"])
-def test_what_cannot_be_gone_on_with_begins_anew(
-    why: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_work_that_cannot_go_on_begins_anew(why: str, caplog: pytest.LogCaptureFixture) -> None:
     """A value that does not parse is named; one of long ago, or of no time, says nothing."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -180,7 +180,7 @@ def test_each_lost_bookie_gives_the_writer_its_own_grace(is_paused: bool) -> Non
 
 
 def test_a_ledger_that_is_at_work_is_not_forgotten_with_the_list() -> None:
-    """Somebody else took it off the list while a copy for it was about to fail."""
+    """Another process took it off the list while a copy for it was about to fail."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -305,7 +305,7 @@ def test_a_writer_whose_lost_bookie_comes_back_is_not_fenced() -> None:
     run(scenario, "ABCDE")
 
 
-def test_who_cannot_be_replaced_is_told_with_what_would_help() -> None:
+def test_a_bookie_that_cannot_be_replaced_is_logged_with_a_remedy() -> None:
     """Another bookie, or one in another rack."""
 
     async def scenario(cluster: Cluster) -> None:

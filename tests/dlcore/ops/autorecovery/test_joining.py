@@ -9,11 +9,11 @@ from msgspec import structs
 
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import EntryRange
 from dlcore.ops.autorecovery.audit import Shortage, lacks_copies
 from dlcore.ops.autorecovery.check import Held
 from dlcore.ops.autorecovery.plan import joins_of, plan_repair
 from dlcore.ops.autorecovery.repair import LedgerRepairer
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledger_cluster import Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import bookies, metadata_of, quorum_of
 from tests.fixtures.recovery import (
@@ -51,8 +51,8 @@ async def has_joined(cluster: Cluster, ledger_id: int) -> bool:
 def test_a_shortage_that_eases_is_noticed_once() -> None:
     """Bookies beyond those wanted are none of its business."""
     shortage = Shortage()
-    told = [shortage.has_eased(count) for count in (2, 2, 3, 3, 4, 3, 2, 1, 2, 5)]
-    assert told == [False, False, True, False, False, False, False, False, True, True]
+    eased = [shortage.has_eased(count) for count in (2, 2, 3, 3, 4, 3, 2, 1, 2, 5)]
+    assert eased == [False, False, True, False, False, False, False, False, True, True]
     shortage.wanted = 6
     assert [shortage.has_eased(count) for count in (6, 5, 7)] == [True, False, True]
 
@@ -113,7 +113,7 @@ def test_bookies_that_come_back_join(wanted: tuple[int, int, int], gone: str, co
     run(scenario, "ABCDE")
 
 
-def test_the_list_says_what_is_lacking_while_nobody_can_join() -> None:
+def test_the_list_says_what_is_lacking_while_no_bookie_can_join() -> None:
     """A ledger that is closed later is found by the next audit; an open one is let alone."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -154,8 +154,8 @@ def test_a_lost_bookie_of_a_small_ledger_is_replaced_before_another_joins() -> N
     run(scenario, "ABCD")
 
 
-def test_who_joined_is_kept_out_where_the_ledger_changed_meanwhile() -> None:
-    """What was copied fits the ledger that was copied, and no other."""
+def test_a_joined_bookie_is_kept_out_where_the_ledger_changed_meanwhile() -> None:
+    """The copy fits the ledger that was copied, and no other."""
 
     async def scenario(cluster: Cluster) -> None:
         ledger_id = await small_ledger(cluster, QuorumConfig(), "C", "D")

@@ -58,8 +58,8 @@ def on_scene(body: Callable[[Scene], Awaitable[None]]) -> None:
     run_in_own_time(asyncio.wait_for(run(), 60))
 
 
-def test_who_has_not_read_is_behind_and_who_has_is_not() -> None:
-    """A log without subscribers is not told of; one that was deleted is forgotten."""
+def test_a_subscriber_that_has_not_read_is_behind_and_one_that_has_is_not() -> None:
+    """A log without subscribers is not reported; one that was deleted is forgotten."""
 
     async def body(scene: Scene) -> None:
         await scene.lags.look()

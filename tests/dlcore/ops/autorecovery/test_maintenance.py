@@ -93,11 +93,11 @@ def test_a_decommission_says_what_blocks_it() -> None:
         cookie = await make_cookie(cluster, gone.bookie)
         name, operator = gone.bookie.name, maintenance_of(cluster)
         repairs = RepairList(cluster.store, PATHS, TokenClock())
-        told: list[str] = []
+        reported: list[str] = []
 
         async def refusal() -> str:
             with pytest.raises(DecommissionError) as caught:
-                await operator.decommission(name, timeout_s=0, report=told.append)
+                await operator.decommission(name, timeout_s=0, report=reported.append)
             return str(caught.value)
 
         assert "is registered at 127.0.0.1:1: stop it first" in await refusal()
@@ -118,18 +118,18 @@ def test_a_decommission_says_what_blocks_it() -> None:
             )
             assert await cluster.store.get(cookie) is not None
             await register(cluster, spare.bookie.name)
-            assert await operator.decommission(name, timeout_s=100, report=told.append) == 1
+            assert await operator.decommission(name, timeout_s=100, report=reported.append) == 1
         assert await cluster.store.get(cookie) is None
         stored = await metadata_of_ledger(cluster, writer.ledger_id)
         assert gone.bookie not in stored.last_ensemble.bookies
         with pytest.raises(ConfigurationError, match="no bookie of that name"):
-            await operator.decommission(name, timeout_s=0, report=told.append)
-        assert told[0] == f"1 ledgers refer to {name}"
+            await operator.decommission(name, timeout_s=0, report=reported.append)
+        assert reported[0] == f"1 ledgers refer to {name}"
 
     run(scenario)
 
 
-def test_too_few_bookies_are_told_at_once_and_again() -> None:
+def test_too_few_bookies_are_reported_at_once_and_again() -> None:
     """Before auto-recovery tried, each minute, and with what to do; then it goes through."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -269,7 +269,7 @@ def test_a_damaged_cookie_hides_no_other(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_damaged_node_on_the_list_is_repaired_like_any_other() -> None:
-    """What the ledger lacks is found out anew; others are not held up."""
+    """The missing replicas are found anew; others are not held up."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(quorum_of(3, 3, 3))

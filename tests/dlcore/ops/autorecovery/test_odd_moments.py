@@ -18,7 +18,6 @@ from dlcore.base.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import EntryRange
 from dlcore.metadata.changing import ATTEMPTS_MAX
 from dlcore.metadata.port import SessionState
 from dlcore.ops.autorecovery.check import Held, fragments_of
@@ -32,6 +31,7 @@ from dlcore.ops.autorecovery.runner import PausableRunner
 from dlcore.ops.autorecovery.service import AutoRecovery
 from dlcore.ops.autorecovery.values import ElectedAuditor
 from dlcore.ops.autorecovery.worker import Worker
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.recovery import (
     QUICK,
@@ -60,7 +60,7 @@ async def ledger_of_ten(cluster: Cluster) -> int:
 
 
 def test_without_any_bookie_a_repair_says_so_and_stays_on_the_list() -> None:
-    """There is nobody to copy from or to."""
+    """There is no bookie to copy from or to."""
 
     async def scenario(cluster: Cluster) -> None:
         ledger_id = await ledger_of_ten(cluster)
@@ -97,7 +97,7 @@ def test_members_are_changed_under_a_repair_lock_only() -> None:
 
 
 def test_a_target_that_does_not_answer_takes_no_entries() -> None:
-    """What it lacks is not known."""
+    """Its missing replicas are not known."""
 
     async def scenario(cluster: Cluster) -> None:
         ledger_id = await ledger_of_ten(cluster)
@@ -301,7 +301,7 @@ def test_a_role_whose_answer_was_lost_is_taken_and_one_that_is_lost_is_left() ->
     run(scenario)
 
 
-def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_gets_the_known_facts_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that no bookie has, cookies that others deleted, a few of many reasons."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -309,8 +309,8 @@ def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.Monke
         operator = Maintenance(context)
         repairs = RepairList(cluster.store, PATHS, TokenClock())
         with pytest.raises(ConfigurationError, match="no bookie of that name has a cookie"):
-            await operator.release_garbage("nobody")
-        await operator._delete_cookie("nobody", incarnation="f" * 32)
+            await operator.release_garbage("unknown")
+        await operator._delete_cookie("unknown", incarnation="f" * 32)
         left = {}
         for ledger_id in range(5):
             await publish(cluster, ledger_id, "A")
@@ -333,16 +333,16 @@ def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.Monke
 
 
 def test_a_decommission_publishes_again_what_was_taken_off_the_list() -> None:
-    """Somebody saw the bookie for a moment; without a cookie there is none to delete."""
+    """A process saw the bookie for a moment; without a cookie there is none to delete."""
 
     async def scenario(cluster: Cluster) -> None:
         ledgers = [await ledger_of_ten(cluster) for _ in range(3)]
         gone = cluster.bookies["A"].bookie
         await lose(cluster, "A")
         context, _ = context_of(cluster, "operator")
-        told: list[str] = []
+        reported: list[str] = []
         waiting = asyncio.create_task(
-            Maintenance(context).decommission("A", timeout_s=1000, report=told.append)
+            Maintenance(context).decommission("A", timeout_s=1000, report=reported.append)
         )
 
         async def are_listed(wanted: Collection[int]) -> bool:

@@ -8,9 +8,9 @@ import pytest
 
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.ledger.port import EntryRange
 from dlcore.ops.autorecovery.check import Answer, Held, Unknown, expected_ranges, fragments_of
 from dlcore.ops.autorecovery.plan import copy_lanes, plan_repair
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledgers import bookie, bookies, metadata_of, quorum_of
 
 if TYPE_CHECKING:

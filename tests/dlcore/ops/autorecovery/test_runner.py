@@ -66,21 +66,25 @@ def test_work_ends_with_its_session_and_with_a_pause() -> None:
 
 @pytest.mark.parametrize("error", [MetadataConnectionError("no answer"), OverflowError("a defect")])
 def test_work_that_failed_begins_again_and_ends_no_other(error: Exception) -> None:
-    """An error of the cluster passes; one of the program is told, and the others go on."""
+    """An error of the cluster passes; one of the program is reported, and the others go on."""
 
     async def scenario(cluster: Cluster) -> None:
         store = cluster.tree.connect()
         repairs = RepairList(store, PATHS, TokenClock())
         work, other = Work(), Work()
         work.error = error
-        told: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reported.append(context)
+        )
         task = asyncio.create_task(PausableRunner(store, PATHS, repairs).run([work.run, other.run]))
         await asyncio.sleep(10)
         assert (work.begun, work.ended, other.begun) == (2, 1, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert [each["exception"] for each in told] == [error] * isinstance(error, OverflowError)
+        assert [each["exception"] for each in reported] == [error] * isinstance(
+            error, OverflowError
+        )
         await store.aclose()
 
     run(scenario)

@@ -231,7 +231,7 @@ def test_a_writer_that_keeps_a_lost_bookie_is_fenced_after_the_grace_and_not_bef
     run(scenario)
 
 
-def test_a_writer_is_not_fenced_for_a_bookie_that_nobody_could_replace() -> None:
+def test_a_writer_is_not_fenced_for_a_bookie_without_a_replacement() -> None:
     """It goes on with those that live; the list says what is wanting, until a bookie joins."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -255,7 +255,7 @@ def test_a_writer_is_not_fenced_for_a_bookie_that_nobody_could_replace() -> None
     run(scenario)
 
 
-def test_a_recovery_that_nobody_finishes_is_finished_after_the_grace() -> None:
+def test_an_unfinished_recovery_is_finished_after_the_grace() -> None:
     """The ledger was left IN_RECOVERY; the audit finds it, with no full check in sight."""
 
     async def scenario(cluster: Cluster) -> None:

@@ -132,7 +132,7 @@ def test_a_writer_closes_its_ledger_on_top_of_what_was_changed_meanwhile() -> No
 
 
 def test_a_bookie_that_is_back_before_the_copy_is_complete_keeps_its_place() -> None:
-    """What was copied is not needed."""
+    """The copy is not needed."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -257,7 +257,7 @@ def test_a_replacement_that_does_not_hold_what_it_acknowledged_stays_out() -> No
 
 
 def test_a_ledger_that_changes_between_copy_and_swap_is_decided_anew() -> None:
-    """Somebody else puts another bookie in the place: that stays."""
+    """Another process puts another bookie in the place: that stays."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
@@ -289,7 +289,7 @@ def test_a_ledger_that_changes_between_copy_and_swap_is_decided_anew() -> None:
                 stored = await ledgers.read(writer.ledger_id)
                 changed = before.with_replaced(first_entry_id=0, old=dead, new=other.bookie)
                 await write_metadata(changed, version=stored.version)
-                raise MetadataVersionError("somebody was faster")
+                raise MetadataVersionError("another process was faster")
             return await write_metadata(metadata, version=version, guards=guards)
 
         ledgers.write = lose_the_race  # type: ignore[method-assign]  # a race, at its worst moment

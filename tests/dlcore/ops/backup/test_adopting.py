@@ -72,10 +72,10 @@ def test_all_that_became_cold_since(before: Sequence[int]) -> None:
         records = await tier_more(scene)
         found = await found_since(scene, export)
         later = adopted(scene.cluster.paths, export, found)
-        other, told = await restore(scene, later)
-        assert told.lost == ()
-        assert told.next_position == DLSN(7 + SKIPPED, 0, 0)
-        await check_goes_on(other, told, records)
+        other, restored = await restore(scene, later)
+        assert restored.lost == ()
+        assert restored.next_position == DLSN(7 + SKIPPED, 0, 0)
+        await check_goes_on(other, restored, records)
 
     on_tier_scene(body, appends=3)
 
@@ -89,9 +89,9 @@ def test_segments_that_stayed_on_bookies_are_named() -> None:
         await write_segments(scene, 3)
         records = await tier_more(scene, hot=(2, 6))
         later = adopted(scene.cluster.paths, export, await found_since(scene, export))
-        other, told = await restore(scene, later)
-        assert told.lost == tuple(LostRange(DLSN(n, 0, 0), DLSN(n + 1, 0, 0)) for n in (2, 6))
-        await check_goes_on(other, told, records)
+        other, restored = await restore(scene, later)
+        assert restored.lost == tuple(LostRange(DLSN(n, 0, 0), DLSN(n + 1, 0, 0)) for n in (2, 6))
+        await check_goes_on(other, restored, records)
 
     on_tier_scene(body, appends=3)
 
@@ -110,16 +110,16 @@ def test_a_segment_that_was_in_progress(is_more: bool) -> None:
         await scene.close_staging()
         records = await tier_more(scene, hot=() if is_more else (3,))
         later = adopted(scene.cluster.paths, export, await found_since(scene, export))
-        other, told = await restore(scene, later)
-        assert told.lost == (() if is_more else (LostRange(DLSN(3, 0, 0), None),))
-        await check_goes_on(other, told, records)
+        other, restored = await restore(scene, later)
+        assert restored.lost == (() if is_more else (LostRange(DLSN(3, 0, 0), None),))
+        await check_goes_on(other, restored, records)
 
     on_tier_scene(body, appends=3)
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_an_object_that_is_not_there(place: str) -> None:
-    """What follows it in the segment is lost, and named; the rest of the log is not."""
+    """The rest of the segment is lost, and named; the rest of the log is not."""
 
     async def body(scene: TierScene) -> None:
         await scene.close_staging()
@@ -133,13 +133,13 @@ def test_an_object_that_is_not_there(place: str) -> None:
         gone = of_first[0 if place == "first" else -1]
         scene.objects.stored.pop(gone.url)
         found.remove(gone)
-        other, told = await restore(scene, adopted(scene.cluster.paths, export, found))
+        other, restored = await restore(scene, adopted(scene.cluster.paths, export, found))
         at = gone.facts.first_entry
         lost = LostRange(DLSN(1, at, 0), DLSN(2, 0, 0))
-        assert told.lost == (lost,)
+        assert restored.lost == (lost,)
         kept = [r for r in records if not lost.start <= r.dlsn < DLSN(2, 0, 0)]
         assert 0 < len(kept) < len(records)
-        await check_goes_on(other, told, kept)
+        await check_goes_on(other, restored, kept)
 
     on_tier_scene(body)
 
@@ -162,16 +162,16 @@ def test_the_end_of_a_segment_that_the_export_does_not_know() -> None:
         folder = of_second[0].url.rpartition("/")[0]
         short = of_second[0]._replace(url=f"{folder}/999-dead-0-1.parquet")
         whole = adopted(scene.cluster.paths, export, [short, *found])
-        other, told = await restore(scene, whole)
-        assert told.lost == ()
-        await check_goes_on(other, told, records)
+        other, restored = await restore(scene, whole)
+        assert restored.lost == ()
+        await check_goes_on(other, restored, records)
         gone = of_second[-1]
         found.remove(gone)
-        other, told = await restore(scene, adopted(scene.cluster.paths, export, found))
+        other, restored = await restore(scene, adopted(scene.cluster.paths, export, found))
         lost = LostRange(DLSN(2, gone.facts.first_entry, 0), DLSN(3, 0, 0))
-        assert told.lost == (lost,)
+        assert restored.lost == (lost,)
         kept = [r for r in records if not lost.start <= r.dlsn < DLSN(3, 0, 0)]
-        await check_goes_on(other, told, kept)
+        await check_goes_on(other, restored, kept)
 
     on_tier_scene(body, appends=3)
 
@@ -195,11 +195,11 @@ def test_leftovers_are_no_second_copy() -> None:
         truncated = [each._replace(facts=_changed(each, lssn=1)) for each in found]
         odd = [each._replace(url=f"{each.url}/notes.txt") for each in found]
         schema = [each._replace(facts=_changed(each, schema_id=7)) for each in found]
-        nobody = [each._replace(facts=_changed(each, log_id="nobody")) for each in found]
-        found = [*foreign, *truncated, *odd, *schema, *nobody, *found]
-        other, told = await restore(scene, adopted(scene.cluster.paths, export, found))
-        assert told.lost == ()
-        await check_goes_on(other, told, records)
+        unknown = [each._replace(facts=_changed(each, log_id="unknown")) for each in found]
+        found = [*foreign, *truncated, *odd, *schema, *unknown, *found]
+        other, restored = await restore(scene, adopted(scene.cluster.paths, export, found))
+        assert restored.lost == ()
+        await check_goes_on(other, restored, records)
         none = adopted(scene.cluster.paths, export, [*odd, *truncated])
         assert none == export
 
@@ -234,7 +234,7 @@ def test_versions_of_a_schema_that_the_export_does_not_know() -> None:
         found = await found_since(scene, export)
         assert [each.facts.schema_id for each in found] == [1, 2]
         later = adopted(scene.cluster.paths, export, found)
-        told = rebuilt(scene.cluster.paths, later, segments_skipped=SKIPPED)
-        assert {log.name: (log.records, log.lost) for log in told.logs}["rides"] == (1, ())
+        restored = rebuilt(scene.cluster.paths, later, segments_skipped=SKIPPED)
+        assert {log.name: (log.records, log.lost) for log in restored.logs}["rides"] == (1, ())
 
     on_tier_scene(body, appends=3)

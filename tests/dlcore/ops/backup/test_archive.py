@@ -1,4 +1,4 @@
-"""The file of an export: what goes in comes out, and damage is told."""
+"""The file of an export: what goes in comes out, and damage is reported."""
 
 from __future__ import annotations
 

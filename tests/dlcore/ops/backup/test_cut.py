@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.port import Op
     from dlcore.ops.backup.cut import Copy, Reading
-    from dlcore.transport.memory import MemoryBookie
+    from dlcore.wire.memory_bookies import MemoryBookie
 
 PATHS = NamespacePaths("/dlog")
 SMALL = replace(CONFIG, segment_bytes_max=3_000, entry_bytes=1_000)
@@ -372,7 +372,7 @@ def with_value(node: Versioned, value: bytes) -> Versioned:
     return replace(node, value=value)
 
 
-def test_what_does_not_fit_asks_for_other_readings() -> None:
+def test_readings_that_do_not_fit_are_taken_again() -> None:
     """A chunk or segment that is missing or does not follow, a log without name, another server."""
     chunks, segments = below_heads(6), below_heads(5)
     ends = {path: node for path, node in segments.items() if node.value}
@@ -461,7 +461,7 @@ def test_a_damaged_head_may_be_removed_meanwhile() -> None:
     assert anchors_at(PATHS, head, {}, 5) == {}
 
 
-def test_what_is_gone_without_harm() -> None:
+def test_nodes_that_go_without_harm() -> None:
     """Old records of commits; a retention is listed only where the settings have one."""
     assert anchors_at(PATHS, {PATHS.commit("job"): Versioned(b"", 0)}, {}, 5) == {}
     head = next(path for path in copy_with({}).nodes if is_anchor(path) and "/heads/" in path)
@@ -507,7 +507,7 @@ async def _use(cluster: MemoryCluster) -> None:
 
 @pytest.mark.parametrize("seed", range(amount(60, sampled=4)))
 def test_a_restored_cluster_is_whole(seed: int) -> None:
-    """Of the copy of any moment: nothing is missing, everything can be read, nothing stays."""
+    """A copy of any moment is whole: nothing is missing, everything can be read, nothing stays."""
     original, kept = lived()
     rng = random.Random(seed)
 

@@ -202,7 +202,7 @@ class Restless:
         return await self._store.get_many(paths, fresh=fresh)
 
 
-def test_what_changes_too_fast() -> None:
+def test_logs_that_change_too_fast() -> None:
     """An export waits for a moment in which a head changes at most once, and ends without it."""
 
     async def main() -> None:

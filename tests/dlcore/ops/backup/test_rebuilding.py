@@ -73,7 +73,7 @@ async def export_of(scene: TierScene) -> Export:
 
 
 async def restore(scene: TierScene, export: Export) -> tuple[MemoryCluster, RebuiltLog]:
-    """Return another cluster over the same objects, and what is told of the log."""
+    """Return another cluster over the same objects, and the report of the log."""
     made = rebuilt(scene.cluster.paths, export, segments_skipped=SKIPPED)
     assert missing_objects(made.export, await listed_objects(scene.objects, export)) == []
     other = MemoryCluster(seed=1, objects=scene.objects)
@@ -86,7 +86,7 @@ async def restore(scene: TierScene, export: Export) -> tuple[MemoryCluster, Rebu
 
 
 async def check_goes_on(
-    other: MemoryCluster, told: RebuiltLog, kept: list[LogRecordWithDLSN]
+    other: MemoryCluster, reported: RebuiltLog, kept: list[LogRecordWithDLSN]
 ) -> None:
     """Require the records at their positions, and that new ones follow with new positions."""
     namespace = await other.open("other")
@@ -94,13 +94,13 @@ async def check_goes_on(
     assert [(r.dlsn, r.txid, r.payload) for r in await read_all(log)] == [
         (r.dlsn, r.txid, r.payload) for r in kept
     ]
-    assert told.records == len(kept)
+    assert reported.records == len(kept)
     assert kept == [] or await log.get_first_dlsn() == kept[0].dlsn
     assert await inspect_log(namespace.log_context, "clicks", reads_entries=True) == []
     async with await log.open_writer() as writer:
         await writer.write(LogRecord(2**60, b"new"))
     *_, last = await read_all(log)
-    assert (last.payload, last.dlsn) == (b"new", told.next_position)
+    assert (last.payload, last.dlsn) == (b"new", reported.next_position)
     assert await log.get_log_record_count() == len(kept) + 1
     await LogUpkeep.of(namespace, CONFIG_OF_TIERS).sweep()
     assert len(await read_all(log)) == len(kept) + 1
@@ -123,11 +123,11 @@ def test_segments_that_were_on_bookies(hot: Sequence[int], lost: list[LostRange]
 
     async def body(scene: TierScene) -> None:
         records = await make_segments(scene, hot=hot)
-        other, told = await restore(scene, await export_of(scene))
-        assert told.lost == tuple(lost)
-        assert told.next_position == DLSN(5 + SKIPPED, 0, 0)
+        other, restored = await restore(scene, await export_of(scene))
+        assert restored.lost == tuple(lost)
+        assert restored.next_position == DLSN(5 + SKIPPED, 0, 0)
         kept = [record for record in records if record.dlsn.lssn not in hot]
-        await check_goes_on(other, told, kept)
+        await check_goes_on(other, restored, kept)
 
     on_tier_scene(body, appends=3)
 
@@ -143,25 +143,25 @@ def test_a_segment_in_progress_and_one_that_is_partly_cold() -> None:
         for _ in range(12):
             await scene.append()
         export = await export_of(scene)
-        other, told = await restore(scene, export)
-        assert told.lost == (LostRange(DLSN(2, 0, 0), None),)
-        assert str(told.lost[0]) == "2:0:0 and all after it"
-        await check_goes_on(other, told, records)
+        other, restored = await restore(scene, export)
+        assert restored.lost == (LostRange(DLSN(2, 0, 0), None),)
+        assert str(restored.lost[0]) == "2:0:0 and all after it"
+        await check_goes_on(other, restored, records)
         (segment,) = [s for s in await scene.log.get_log_segments() if s.lssn == 1]
         gone = scene.cluster.paths.ledger(segment.extents[-1].ledger_id)
         nodes = {p: v for p, v in export.nodes.items() if f"/dlog{p}" != gone}
-        other, told = await restore(scene, Export(export.header, nodes))
+        other, restored = await restore(scene, Export(export.header, nodes))
         entries = segment.extents[0].entry_count
-        assert told.lost == (LostRange(DLSN(1, entries, 0), None),)
+        assert restored.lost == (LostRange(DLSN(1, entries, 0), None),)
         kept = [record for record in records if record.dlsn < DLSN(1, entries, 0)]
         assert 0 < len(kept) < len(records)
-        await check_goes_on(other, told, kept)
+        await check_goes_on(other, restored, kept)
 
     on_tier_scene(body)
 
 
 def test_truncated_renamed_and_sealed_logs() -> None:
-    """What was truncated stays so; a sealed log takes no more; a name is the present one."""
+    """Truncated records stay so; a sealed log takes no more; a name is the present one."""
 
     async def body(scene: TierScene) -> None:
         records = await make_segments(scene, hot=(4,))
@@ -198,18 +198,18 @@ def test_logs_without_records() -> None:
         await import_namespace(other.tree.connect(), other.paths, CLOCK, made.export)
         await other.start()
         scene.namespace = await other.open("other")
-        for told in made.logs:
-            await write_one_in(scene, told)
+        for found in made.logs:
+            await write_one_in(scene, found)
         await other.aclose()
 
     on_tier_scene(body, appends=3)
 
 
-async def write_one_in(scene: TierScene, told: RebuiltLog) -> None:
+async def write_one_in(scene: TierScene, log: RebuiltLog) -> None:
     """Write a record, and require its position."""
-    await write_one(scene, told.name)
-    (record,) = await read_all(await scene.namespace.open_log(told.name))
-    assert record.dlsn == told.next_position
+    await write_one(scene, log.name)
+    (record,) = await read_all(await scene.namespace.open_log(log.name))
+    assert record.dlsn == log.next_position
 
 
 def test_forks_share_their_objects_again() -> None:
@@ -312,8 +312,8 @@ def test_records_of_missing_objects_are_lost() -> None:
         assert missing
         for url in missing:
             del scene.objects.stored[url]
-        other, told = await restore(scene, without_objects(export, missing))
-        assert told.lost == (LostRange(DLSN(2, 0, 0), DLSN(3, 0, 0)),)
-        await check_goes_on(other, told, [r for r in records if r.dlsn.lssn != 2])
+        other, restored = await restore(scene, without_objects(export, missing))
+        assert restored.lost == (LostRange(DLSN(2, 0, 0), DLSN(3, 0, 0)),)
+        await check_goes_on(other, restored, [r for r in records if r.dlsn.lssn != 2])
 
     on_tier_scene(body, appends=3)

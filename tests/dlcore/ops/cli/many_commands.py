@@ -2,7 +2,7 @@
 
 ``python -m tests.dlcore.ops.cli.many_commands FOLDER LIMIT_S`` reads from standard input a JSON
 list of [where the output goes, arguments]; it prints one of [exit code, what was said on standard
-error].  An output is "full", a disk without room, "left", a pipe that nobody reads, or "kept", one
+error].  An output is "full", a disk without room, "left", a pipe without a reader, or "kept", one
 that takes all.  A command that takes longer than the limit is killed.
 
 All that commands import is imported once; then each is a fork, some at a time.
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     import dlcore.metadata.zookeeper
     import dlcore.ops.inspection
     import dlcore.sync
-    import dlcore.transport.client  # noqa: F401
+    import dlcore.wire.client  # noqa: F401
     from dlcore.ops.autorecovery import maintenance, service  # noqa: F401
 
     gc.freeze()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.access.audit import AuditLine, Chain
+from dlcore.base.access.audit import AuditLine, Chain
 from dlcore.sync import open_namespace
 from tests.fixtures.zookeeper import ask_store
 
@@ -54,7 +54,7 @@ def test_rules_are_added_listed_tried_and_removed(acl: Shell) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reason"),
     [
         (["allow", "alice", "read", "--namespace"], "expected user:NAME"),
         (["allow", "user:alice", "fly", "--namespace"], "rights 'fly': expected some of describe"),
@@ -65,11 +65,11 @@ def test_rules_are_added_listed_tried_and_removed(acl: Shell) -> None:
         (["test", "user:*", "read"], "expected one caller"),
     ],
 )
-def test_mistakes_are_named_and_change_nothing(acl: Shell, command: list[str], told: str) -> None:
+def test_mistakes_are_named_and_change_nothing(acl: Shell, command: list[str], reason: str) -> None:
     """Each as an error of the command line."""
     exit_code, _, err = acl.outcome("acl", *command)
     assert exit_code == 2
-    assert told in err
+    assert reason in err
     assert not acl.json("acl", "list")
 
 

@@ -26,8 +26,8 @@ def test_a_log_is_copied_once(shell: Shell, log: str, tmp_path: Path) -> None:
     shell.text("log", "write", log, "--file", lines_file(tmp_path, b"a", b"b"))
     exit_code, _, err = shell.outcome("log", "copy", log, copy)
     assert (exit_code, f"{copy!r} does not exist" in err) == (EXIT_FAILED, True)
-    told = shell.text("log", "copy", log, copy, "--create")
-    assert told == f"copied 2 records of log {log} to {copy}\n"
+    output = shell.text("log", "copy", log, copy, "--create")
+    assert output == f"copied 2 records of log {log} to {copy}\n"
     assert shell.json("log", "show", copy)["quorum"] == shell.json("log", "show", log)["quorum"]
     assert shell.json("log", "copy", log, copy) == {"log": log, "target": copy, "records": 0}
     shell.text("log", "write", log, "--file", lines_file(tmp_path, b"c"))
@@ -52,8 +52,8 @@ def test_old_segments_are_purged(shell: Shell, log: str, tmp_path: Path) -> None
     assert shell.text("log", "count", log) == "4\n"
     again = shell.json("log", "purge", log, str(txids[2]), "--yes")
     assert again == {"log": log, "txid": txids[2], "changed": False}
-    told = shell.text("log", "purge", log, str(txids[2]), "--yes")
-    assert told == f"log {log} has no segment that is older\n"
+    output = shell.text("log", "purge", log, str(txids[2]), "--yes")
+    assert output == f"log {log} has no segment that is older\n"
 
 
 def test_bytes_go_in_and_come_out(shell: Shell, log: str, tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_bytes_go_in_and_come_out(shell: Shell, log: str, tmp_path: Path) -> Non
     written = shell.json("log", "write", log, "--stream", "--file", str(path))
     assert written == {"log": log, "bytes": len(data), "position": len(data)}
     path.write_bytes(b"more")
-    told = shell.text("log", "write", log, "--stream", "--file", str(path))
-    assert told == f"wrote 4 bytes to log {log}, which ends at {len(data) + 4}\n"
+    output = shell.text("log", "write", log, "--stream", "--file", str(path))
+    assert output == f"wrote 4 bytes to log {log}, which ends at {len(data) + 4}\n"
     exit_code, _, err = shell.outcome("log", "write", log, "--stream", "--whole")
     assert (exit_code, "give one of" in err) == (EXIT_USAGE, True)
     cat = [sys.executable, "-m", "dlcore.ops.cli", "--uri", shell.uri, "log", "cat", log]

@@ -46,7 +46,7 @@ def test_a_log_is_renamed(shell: Shell, log: str, two_records: str) -> None:
 
 
 def test_settings_are_shown_and_changed(shell: Shell, log: str) -> None:
-    """What is wrong is named, and what could be there instead."""
+    """The error names the mistake, and right values."""
     settings = shell.json("log", "settings", log)
     assert settings.pop("mode") == "any"
     assert set(settings.values()) == {None, False}
@@ -61,7 +61,7 @@ def test_settings_are_shown_and_changed(shell: Shell, log: str) -> None:
         shell.text(*of_log, "--set", change)
     assert "expected a tier of the log's own" in shell.outcome(*of_log, "--unset", "tier")[2]
     shell.text(*of_log, "--unset", "table", "--unset", "tier")
-    for wrong, told in {
+    for wrong, reason in {
         "colour=red": "segment_bytes_max",
         "compression=zip": "none, lz4 or zstd",
         "segment_bytes_max=-1": "expected a number > 0",
@@ -69,7 +69,7 @@ def test_settings_are_shown_and_changed(shell: Shell, log: str) -> None:
     }.items():
         exit_code, _, err = shell.outcome("log", "settings", log, "--set", wrong)
         assert exit_code == EXIT_USAGE
-        assert told in err
+        assert reason in err
 
 
 def test_retention(shell: Shell, log: str, two_records: str) -> None:
@@ -84,30 +84,32 @@ def test_retention(shell: Shell, log: str, two_records: str) -> None:
     assert "--yes is required" in shell.outcome("log", "retention", log, "1h")[2]
 
 
-def test_what_goes_by_a_setting_is_said(shell: Shell, log: str, two_records: str) -> None:
+def test_records_that_a_setting_removes_are_counted(
+    shell: Shell, log: str, two_records: str
+) -> None:
     """For each command that sets it, also for a log with explicit truncation."""
     shell.text("log", "write", log, "--file", two_records)
 
-    def told(*arguments: str) -> str:
+    def question(*arguments: str) -> str:
         exit_code, _, err = shell.outcome("log", *arguments, "--yes")
         assert exit_code == 0, err
         return err
 
     older = f"records of log {log} that are older than"
-    assert told("settings", log, "--set", "retention_s=7200") == f"Drop {older} 2h: 0 are now\n"
-    assert told("settings", log, "--set", "retention_s=7200") == ""
-    assert told("settings", log, "--set", "explicit_truncation=true") == ""
+    assert question("settings", log, "--set", "retention_s=7200") == f"Drop {older} 2h: 0 are now\n"
+    assert question("settings", log, "--set", "retention_s=7200") == ""
+    assert question("settings", log, "--set", "explicit_truncation=true") == ""
     shown = shell.text("log", "retention", log)
     assert shown == f"log {log} keeps all its records, and truncated ones until they are 2h old\n"
-    assert told("retention", log, "1h") == f"Drop the truncated {older} 1h\n"
+    assert question("retention", log, "1h") == f"Drop the truncated {older} 1h\n"
     assert "--yes is required" in shell.outcome("log", "retention", log, "forever")[2]
-    assert told("retention", log, "forever") == f"Drop the truncated records of log {log}\n"
-    told("retention", log, "7d")
-    err = told("settings", log, "--set", "explicit_truncation=false", "--json")
+    assert question("retention", log, "forever") == f"Drop the truncated records of log {log}\n"
+    question("retention", log, "7d")
+    err = question("settings", log, "--set", "explicit_truncation=false", "--json")
     assert json.loads(err)["note"] == f"Drop {older} 7d: 0 are now"
 
 
-def test_a_ledger_that_is_written_is_closed_when_somebody_says_so(shell: Shell, log: str) -> None:
+def test_a_ledger_that_is_written_is_closed_on_command(shell: Shell, log: str) -> None:
     """Its writer is fenced by that."""
     with open_namespace(shell.uri) as namespace, namespace.open_log(log) as manager:
         writer = manager.open_writer()
@@ -131,14 +133,14 @@ def test_ages(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "-1d", "0s", "nand", "1y"])
-def test_what_is_no_age(text: str) -> None:
+def test_texts_that_are_no_age(text: str) -> None:
     """It is refused."""
     with pytest.raises(click.BadParameter, match="is no age"):
         AGE_S.convert(text, None, None)
 
 
 def test_ages_are_printed_in_the_largest_unit() -> None:
-    """So that they are short."""
+    """They are then short."""
     assert [age_text(s) for s in (0.5, 90, 7200, 86_400)] == ["0.5s", "90s", "2h", "1d"]
 
 
@@ -163,7 +165,7 @@ def test_a_bookie_is_held_read_only(shell: Shell, log: str) -> None:
         shell.text("bookie", "read-only", name, "--off")
     assert states()[name] == "writable"
     shell.text("bookie", "read-only", name, "--off")
-    assert shell.outcome("bookie", "read-only", "nobody")[0] == EXIT_USAGE
+    assert shell.outcome("bookie", "read-only", "unknown")[0] == EXIT_USAGE
 
 
 def test_watching_a_log(sandbox: Sandbox, shell: Shell, log: str, two_records: str) -> None:
@@ -182,8 +184,8 @@ def test_watching_a_log(sandbox: Sandbox, shell: Shell, log: str, two_records: s
             assert "segment 1 started" in seen
             assert "segment 1 completed with 2 records" in seen
             shell.text("log", "truncate", log, "1:1:0", "--yes")
-            told = json.loads(watcher.stdout.readline())
-            assert told["event"] == "truncated before 2:0:0"
+            reply = json.loads(watcher.stdout.readline())
+            assert reply["event"] == "truncated before 2:0:0"
             shell.text("log", "seal", log, "--yes")
             assert json.loads(watcher.stdout.readline())["event"] == "sealed"
             shell.text("log", "delete", log, "--yes")
@@ -209,8 +211,8 @@ def test_watching_a_namespace(sandbox: Sandbox, shell: Shell, log: str) -> None:
             ):
                 if arguments:
                     shell.text(*arguments)
-                told = json.loads(watcher.stdout.readline())
-                assert (told["event"], told["log"]) == (event, name)
+                reply = json.loads(watcher.stdout.readline())
+                assert (reply["event"], reply["log"]) == (event, name)
         finally:
             watcher.kill()
 

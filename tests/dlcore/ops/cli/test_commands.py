@@ -92,7 +92,7 @@ def test_the_schema_of_a_log(shell: Shell, log: str, sandbox: Sandbox) -> None:
 
 
 def test_a_typed_log_is_created_by_a_text_or_a_file(shell: Shell, log: str, tmp_path: Path) -> None:
-    """What is shown of it can be given again; what is wrong is named, and nothing created."""
+    """The shown schema can be given again; a mistake is named, and nothing created."""
     text, copy = f"{log}/text", f"{log}/copy"
     shell.text("log", "create", text, "--schema", "city string, at timestamp[us, tz=UTC]")
     shown = shell.json("log", "show", text)["schema"]
@@ -102,7 +102,7 @@ def test_a_typed_log_is_created_by_a_text_or_a_file(shell: Shell, log: str, tmp_
     path.write_text(shown)
     shell.text("log", "create", copy, "--schema-file", str(path))
     assert shell.json("log", "schema", copy) == shell.json("log", "schema", text)
-    for arguments, told in {
+    for arguments, output in {
         ("--schema", "city strin"): "column 'city' has the type 'strin', expected one of",
         (
             "--schema",
@@ -113,7 +113,7 @@ def test_a_typed_log_is_created_by_a_text_or_a_file(shell: Shell, log: str, tmp_
     }.items():
         exit_code, _, err = shell.outcome("log", "create", f"{log}/wrong", *arguments)
         assert exit_code == EXIT_USAGE
-        assert told in err
+        assert output in err
     assert {"log": f"{log}/wrong"} not in shell.json("log", "list")
     for each in (text, copy):
         shell.text("log", "delete", each, "--yes")
@@ -306,13 +306,13 @@ def test_following_ends_with_an_error_when_the_cluster_is_gone(
         "everything": "ZooKeeper and the bookies that it follows",
     }
     # Beside warnings that were logged: of a session that is lost, too.
-    (told,) = [told for told in map(json.loads, error.splitlines()) if "exit_code" in told]
-    assert f"has heard nothing of {lost[dies]} for 5 s" in told["error"]
-    assert told["exit_code"] == EXIT_FAILED
+    (output,) = [output for output in map(json.loads, error.splitlines()) if "exit_code" in output]
+    assert f"has heard nothing of {lost[dies]} for 5 s" in output["error"]
+    assert output["exit_code"] == EXIT_FAILED
 
 
 def test_staging(shell: Shell) -> None:
-    """What is staged is listed until it is committed; old records go, younger ones stay."""
+    """Staged records are listed until they are committed; old records go, younger ones stay."""
     identity = f"job-{uuid4().hex}"
     shell.text("log", "create", identity)
     with open_namespace(shell.uri) as namespace:
@@ -330,10 +330,10 @@ def test_staging(shell: Shell) -> None:
     assert shell.json("staging", "clean", "--yes")["records"] == 0
     exit_code, out, err = shell.outcome("staging", "clean", "--commits-days", "0", "--yes")
     assert exit_code == 0
-    told = re.search("left over 1 days ago: 0 staged.* records .* 0 days old: ([0-9]+)", err)
-    assert told is not None
-    assert f"removed {told[1]} records of commits" in out
-    assert int(told[1]) > 0
+    output = re.search("left over 1 days ago: 0 staged.* records .* 0 days old: ([0-9]+)", err)
+    assert output is not None
+    assert f"removed {output[1]} records of commits" in out
+    assert int(output[1]) > 0
     with open_namespace(shell.uri) as namespace, namespace.begin_append(identity, 1) as append:
         assert append.commit([]).committed  # its record is gone
 
@@ -385,12 +385,12 @@ def test_auto_recovery_says_what_it_is_at(
     """Whether it is paused, and which ledgers lack replicas, and why."""
     sandbox = fresh_sandbox(1)
     shell = Shell(sandbox.uri, capsys)
-    nobody = {"auditor": None, "paused": False, "last_check": None, "checked_ledgers": None}
+    unchecked = {"auditor": None, "paused": False, "last_check": None, "checked_ledgers": None}
     nothing = {"left_out": [], "under_replicated": 0, "ledgers": []}
     scrub = ("scrub_began", "scrubbed_objects", "scrub_bytes_left")
     unscrubbed = dict.fromkeys((*scrub, "damaged_objects", "skipped_objects"))
     unexported = {"export": None, "exported": None}
-    known = {**nobody, **nothing, **unscrubbed, **unexported}
+    known = {**unchecked, **nothing, **unscrubbed, **unexported}
     assert shell.json("autorecovery", "status") == known
     assert "goes on" not in shell.text("autorecovery", "pause")
     assert shell.json("autorecovery", "status")["paused"]

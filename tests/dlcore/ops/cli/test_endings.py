@@ -157,7 +157,7 @@ SAID_BEFORE = (
     "Let the bookies ",
     "20",
 )
-"""What goes, and what a service logs, by its time."""
+"""The removed things, and the lines of a service, by their time."""
 
 
 def run_many(
@@ -179,7 +179,7 @@ def run_many(
 
 
 class World:
-    """What commands are called with, on a cluster: things they share, and one for each to spoil."""
+    """Arguments of commands on a cluster: things they share, and one for each to spoil."""
 
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:
         self.uri = sandbox.uri
@@ -198,7 +198,7 @@ class World:
             self._bookie = namespace.get_bookies()[0].bookie.name
 
     def name(self, kind: str) -> str:
-        """Return a name that nobody has."""
+        """Return an unused name."""
         return f"{kind}-{uuid4().hex}"
 
     def arguments(self, command: str) -> list[str]:
@@ -253,7 +253,7 @@ def test_no_command_is_forgotten() -> None:
 
 
 def test_help_without_an_output(tmp_path: Path) -> None:
-    """Of the command, of each group and of each of their commands."""
+    """The help of the command, of each group and of each of their commands."""
     asked = ["--version", *(f"{path} --help" for path in paths())]
     wanted = [("full", each.split()) for each in asked] + [("left", ["--help"])]
     for (output, arguments), (code, lines) in zip(
@@ -273,13 +273,13 @@ def test_outputs_that_are_gone(sandbox: Sandbox, tmp_path: Path) -> None:
     for (output, arguments), (code, lines) in zip(wanted, outcomes, strict=True):
         assert code == EXIT_FAILED, (arguments, lines)
         # What destroys has said what will go.
-        told = [line for line in lines if not line.startswith(SAID_BEFORE)]
+        left = [line for line in lines if not line.startswith(SAID_BEFORE)]
         if output == "left":
             # A bookie does not end in silence.
-            assert told == [] or told == [f"bookie b failed: {LEFT}"], arguments
+            assert left == [] or left == [f"bookie b failed: {LEFT}"], arguments
             continue
-        assert len(told) == 1, (arguments, told)
-        (line,) = told
+        assert len(left) == 1, (arguments, left)
+        (line,) = left
         assert FULL in line, arguments
         if "--json" in arguments:
             assert json.loads(line)["kind"] == "OSError"

@@ -1,4 +1,4 @@
-"""`dlog --endpoint`: what proxies answer is what a client with a way to bookies is told."""
+"""`dlog --endpoint`: proxies answer as a client with a way to bookies would."""
 
 from __future__ import annotations
 
@@ -102,23 +102,23 @@ def test_proxies_answer_as_bookies_do(
     assert there[1]
 
 
-def test_what_is_shown_and_what_is_not(
+def test_columns_that_are_shown_and_hidden(
     log: str, dlog: Dlog, namespace_uri: str, proxy: ProxyProcess
 ) -> None:
-    """Of a log what proxies know; other commands say what they need, and which need it not."""
+    """Proxies answer about a log; other commands say what they need, and which do not."""
     endpoint = {"DLOG_ENDPOINT": proxy.location, "DLOG_URI": namespace_uri}
     code, shown = dlog("log", "show", log, **endpoint)
     assert code == 0
     assert "1:0:2" in shown
     assert "28" in shown
     for command in ("log space", f"log inspect {log}", "bookie list", f"log dump {log} --entries"):
-        code, told = dlog(*command.split(), **endpoint)
+        code, reply = dlog(*command.split(), **endpoint)
         assert code != 0
-        assert "give --uri and no --endpoint" in told
-    code, told = dlog("log", "count", "no/such/log", **endpoint)
-    assert (code, "'no/such/log' does not exist" in told) == (1, True)
-    code, told = dlog("log", "list", "--patience", "5", DLOG_ENDPOINT="grpc://127.0.0.1:1")
-    assert (code, "127.0.0.1:1" in told, "refused" in told) == (1, True, True), told
+        assert "give --uri and no --endpoint" in reply
+    code, reply = dlog("log", "count", "no/such/log", **endpoint)
+    assert (code, "'no/such/log' does not exist" in reply) == (1, True)
+    code, reply = dlog("log", "list", "--patience", "5", DLOG_ENDPOINT="grpc://127.0.0.1:1")
+    assert (code, "127.0.0.1:1" in reply, "refused" in reply) == (1, True, True), reply
 
 
 @pytest.mark.parametrize("options", ["", "--txid line-number", "--framed", "--whole"])
@@ -137,10 +137,10 @@ def test_records_are_written_through_proxies(
         ):
             namespace.create_log(name)
             command = ("log", "write", name, "--file", str(given), *options.split())
-            code, told = dlog(*command, **environment)
-            assert code == 0, told
+            code, reply = dlog(*command, **environment)
+            assert code == 0, reply
             count = "1 record" if "whole" in options or "framed" in options else "3 records"
-            assert f"wrote {count} to log {name}, the last one at " in told
+            assert f"wrote {count} to log {name}, the last one at " in reply
         tables = [namespace.open_log(name).read().to_arrow() for name in (there, here)]
     assert tables[0]["value"] == tables[1]["value"]
     assert len(tables[0])
@@ -167,22 +167,22 @@ def test_proxies_that_speak_tls(log: str, dlog: Dlog, namespace_uri: str, tmp_pa
         with open_namespace(namespace_uri) as namespace:
             namespace.create_log(written)
         writing = ("write", written, "--file", str(lines))
-        code, told = dlog(*endpoint, "log", *writing, **right)
-        assert (code, "the last one at " in told) == (0, True), told
-        code, told = dlog(*endpoint, "log", "tail", written, "-n", "1", "--raw", **right)
-        assert (code, told.strip()) == (0, "one")
+        code, reply = dlog(*endpoint, "log", *writing, **right)
+        assert (code, "the last one at " in reply) == (0, True), reply
+        code, reply = dlog(*endpoint, "log", "tail", written, "-n", "1", "--raw", **right)
+        assert (code, reply.strip()) == (0, "one")
         plain = proxy.location.replace("grpc+tls", "grpc")
         wrong = [
-            ((*endpoint, f"--tls-ca={client.ca}"), "lets nobody in without a certificate"),
+            ((*endpoint, f"--tls-ca={client.ca}"), "lets no client in without a certificate"),
             ((*endpoint, f"--tls-ca={stranger}"), "its certificate is not accepted"),
             (("--endpoint", plain), f"it speaks TLS: expected {proxy.location}"),
         ]
         for command, expected in wrong:
             began = time.monotonic()
             for done in (("count", log), writing):
-                code, told = dlog("log", *done, *command)
-                assert (code, expected in told) == (2, True), told
-                assert f"the proxy at {command[1]}: " in told
+                code, reply = dlog("log", *done, *command)
+                assert (code, expected in reply) == (2, True), reply
+                assert f"the proxy at {command[1]}: " in reply
             assert time.monotonic() - began < 30
 
 
@@ -195,18 +195,22 @@ def test_subscriptions_and_settings_through_proxies(
         namespace.open_log(log).move_subscription("ann", dlsn=DLSN(2, 0, 0))
     shown = dlog("log", "subscriptions", log, "--json", **endpoint)
     assert shown == (0, json.dumps([{"subscriber": "ann", "dlsn": "2:0:0"}]) + "\n")
-    code, told = dlog("log", "lag", log, "--json", **endpoint)
-    assert (code, [(row["subscriber"], row["records_behind"]) for row in json.loads(told)]) == (
+    code, reply = dlog("log", "lag", log, "--json", **endpoint)
+    assert (code, [(row["subscriber"], row["records_behind"]) for row in json.loads(reply)]) == (
         0, [("ann", 15)],
     )  # fmt: skip
-    code, told = dlog("log", "subscriptions", log, "--delete", "ann", "--yes", **endpoint)
-    assert (code, f"log {log} has forgotten ann" in told) == (0, True)
+    code, reply = dlog("log", "subscriptions", log, "--delete", "ann", "--yes", **endpoint)
+    assert (code, f"log {log} has forgotten ann" in reply) == (0, True)
     assert dlog("log", "subscriptions", log, "--json", **endpoint) == (0, "[]\n")
-    code, told = dlog("log", "retention", log, "1s", "--yes", **endpoint)
-    assert (code, "Drop records of log" in told) == (0, True), told
+    code, reply = dlog("log", "retention", log, "1s", "--yes", **endpoint)
+    assert (code, "Drop records of log" in reply) == (0, True), reply
     command = ("log", "settings", log, "--set", "entry_bytes=4096", "--json")
-    code, told = dlog(*command, **endpoint)
-    assert (code, json.loads(told)["entry_bytes"], json.loads(told)["retention_s"]) == (0, 4096, 1)
+    code, reply = dlog(*command, **endpoint)
+    assert (code, json.loads(reply)["entry_bytes"], json.loads(reply)["retention_s"]) == (
+        0,
+        4096,
+        1,
+    )
 
 
 def test_logs_are_made_and_ended_through_proxies(
@@ -215,28 +219,28 @@ def test_logs_are_made_and_ended_through_proxies(
     """Created, of bytes or typed, cut off, sealed while a proxy writes them, renamed, deleted."""
     endpoint = {"DLOG_ENDPOINT": proxy.location}
     log = log_name_for(proxy, namespace_uri)
-    code, told = dlog("log", "create", log, "--ensemble", "1", **endpoint)
-    assert (code, "give --uri to choose other ones" in told) == (2, True)
+    code, reply = dlog("log", "create", log, "--ensemble", "1", **endpoint)
+    assert (code, "give --uri to choose other ones" in reply) == (2, True)
     assert dlog("log", "create", log, "--json", **endpoint) == (0, json.dumps({"log": log}) + "\n")
     assert dlog("log", "schema", log, **endpoint) == (0, f"log {log} is one of bytes\n")
     assert dlog("log", "create", f"{log}/t", "--schema", "city string", **endpoint)[0] == 0
     assert "city" in dlog("log", "schema", f"{log}/t", **endpoint)[1]
-    code, told = dlog("log", "schema", f"{log}/none", **endpoint)
-    assert (code, f"'{log}/none' does not exist" in told) == (1, True)
+    code, reply = dlog("log", "schema", f"{log}/none", **endpoint)
+    assert (code, f"'{log}/none' does not exist" in reply) == (1, True)
     with open_remote(proxy.location) as namespace, namespace.open_log(log) as opened:
         with opened.open_writer() as writer:
             writer.write_table(pa.table({"value": ["a", "b", "c"]}))
-        code, told = dlog("log", "truncate", log, str(opened.get_last_dlsn()), "--yes", **endpoint)
-        assert (code, "Drop the 2 records" in told) == (0, True)
+        code, reply = dlog("log", "truncate", log, str(opened.get_last_dlsn()), "--yes", **endpoint)
+        assert (code, "Drop the 2 records" in reply) == (0, True)
         assert opened.get_log_record_count() == 1
         assert dlog("log", "seal", log, "--yes", **endpoint)[0] == 0
         assert opened.is_end_of_stream_marked()
-    code, told = dlog("log", "rename", log, f"{log}/new", **endpoint)
-    assert (code, told) == (0, f"renamed log {log} to {log}/new\n")
-    code, told = dlog("log", "delete", f"{log}/new", "--yes", **endpoint)
-    assert (code, f"Delete log {log}/new with 1 records" in told) == (0, True)
-    code, told = dlog("log", "delete", f"{log}/t", "--yes", "--damaged", **endpoint)
-    assert (code, "give --uri and no --endpoint" in told) == (2, True)
+    code, reply = dlog("log", "rename", log, f"{log}/new", **endpoint)
+    assert (code, reply) == (0, f"renamed log {log} to {log}/new\n")
+    code, reply = dlog("log", "delete", f"{log}/new", "--yes", **endpoint)
+    assert (code, f"Delete log {log}/new with 1 records" in reply) == (0, True)
+    code, reply = dlog("log", "delete", f"{log}/t", "--yes", "--damaged", **endpoint)
+    assert (code, "give --uri and no --endpoint" in reply) == (2, True)
     assert dlog("log", "list", log, **endpoint) == (0, f"log\n{log}/t\n")
 
 
@@ -246,8 +250,8 @@ def test_a_log_is_released_by_the_proxy_that_owns_it(
     """Then a program that reaches bookies writes it at once, and not after ten minutes."""
     endpoint = {"DLOG_ENDPOINT": proxy.location}
     log = log_name_for(proxy, namespace_uri)
-    code, told = dlog("proxy", "release", log, **endpoint)
-    assert (code, f"'{log}' does not exist" in told) == (1, True)
+    code, reply = dlog("proxy", "release", log, **endpoint)
+    assert (code, f"'{log}' does not exist" in reply) == (1, True)
     with open_remote(proxy.location) as remote:
         remote.create_log(log)
         with remote.open_log(log).open_writer() as writer:
@@ -258,16 +262,16 @@ def test_a_log_is_released_by_the_proxy_that_owns_it(
     assert log not in proxy.act("logs")["logs"]
     with open_namespace(namespace_uri) as direct, direct.open_log(log).open_writer() as own:
         own.write_batch(pa.record_batch({"txid": [10**15], "value": [b"b"]}))
-    code, told = dlog("proxy", "release", log, **endpoint)
-    assert (code, told) == (0, f"log {log} is owned by no proxy\n")
-    code, told = dlog("proxy", "release", log)
-    assert (code, "give --endpoint grpc://host:port" in told) == (2, True)
+    code, reply = dlog("proxy", "release", log, **endpoint)
+    assert (code, reply) == (0, f"log {log} is owned by no proxy\n")
+    code, reply = dlog("proxy", "release", log)
+    assert (code, "give --endpoint grpc://host:port" in reply) == (2, True)
 
 
 def test_proxies_are_listed(
     dlog: Dlog, fresh_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with what it owns, over bookies and over proxies; one that hangs is told."""
+    """Each with what it owns, over bookies and over proxies; one that hangs is reported."""
     monkeypatch.setattr(asking, "PATIENCE_S", 1.0)
     cluster = fresh_sandbox(3, proxies=2)
     with open_namespace(cluster.uri) as namespace:

@@ -37,7 +37,7 @@ def outcome(program: Path, script: str, folder: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("script", "status", "told"),
+    ("script", "status", "reason"),
     [
         ("dlog --version", 0, "version"),
         ("dlog log nonsense", 2, "No such command 'nonsense'"),
@@ -47,23 +47,23 @@ def outcome(program: Path, script: str, folder: Path) -> tuple[int, str, str]:
     ],
 )
 def test_it_does_what_the_command_does(
-    dlog_program: Path, tmp_path: Path, script: str, status: int, told: str
+    dlog_program: Path, tmp_path: Path, script: str, status: int, reason: str
 ) -> None:
     """With the same words, variables, input, folder, output and status."""
     assert dlog_program.read_bytes() != REAL.read_bytes()
     found = outcome(dlog_program, script, tmp_path)
     assert found == outcome(REAL, script, tmp_path)
     assert found[0] == status
-    assert told in found[1] + found[2]
+    assert reason in found[1] + found[2]
 
 
-def test_what_a_fork_cannot_be_starts_as_always(
+def test_a_process_that_cannot_be_forked_starts_as_always(
     dlog_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other variables of Python's it is the command itself."""
     monkeypatch.setenv("PYTHONVERBOSE", "1")
-    _, told, errors = outcome(dlog_program, "dlog --version", tmp_path)
-    assert "version" in told
+    _, output, errors = outcome(dlog_program, "dlog --version", tmp_path)
+    assert "version" in output
     assert "dlcore.ops.cli" in errors, "a fork does not load it"
 
 
@@ -81,7 +81,7 @@ def serving(program: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
 
 
 def is_open(port: int) -> bool:
-    """Return whether somebody serves there."""
+    """Return whether a server is there."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
@@ -113,10 +113,10 @@ def test_an_environment_with_it(dlog_program: Path, tmp_path: Path) -> None:
     """Its Python finds all packages, and its `dlog` is the one that is forked."""
     environment_at(tmp_path, dlog_program)
     assert (tmp_path / ".venv/bin/dlog").resolve() == dlog_program
-    told = subprocess.run(
+    output = subprocess.run(
         [tmp_path / ".venv/bin/python", "-c", "import sys, pyarrow; print(sys.prefix)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout == f"{tmp_path}/.venv\n"
+    assert output.stdout == f"{tmp_path}/.venv\n"

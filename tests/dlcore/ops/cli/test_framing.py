@@ -33,7 +33,7 @@ def test_framed_records_come_back(records: list[bytes], sizes: list[int]) -> Non
 def test_delimited_records_are_those_of_a_plain_split(
     data: bytes, delimiter: bytes, sizes: list[int]
 ) -> None:
-    """What stands behind the last delimiter is a record, unless it is nothing."""
+    """The text behind the last delimiter is a record, unless it is empty."""
     expected = data.split(delimiter)
     if expected[-1] == b"":
         expected.pop()
@@ -73,7 +73,7 @@ def test_delimiters_are_text_with_escapes(text: str, expected: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\\x", "\\u2022"])
-def test_what_is_no_delimiter(text: str) -> None:
+def test_texts_that_are_no_delimiter(text: str) -> None:
     """It is refused."""
     with pytest.raises(click.BadParameter):
         DELIMITER.convert(text, None, None)

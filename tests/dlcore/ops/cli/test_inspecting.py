@@ -51,7 +51,7 @@ def with_log(uri: str, log: str, work: Callable[[LogContext, LogPaths], Awaitabl
 
 @pytest.fixture
 def log(shell: Shell, log: str) -> Iterator[str]:
-    """Take the log's name away at the end: others use the cluster, and nobody can read it."""
+    """Take the log's name away at the end: others use the cluster, and the log cannot be read."""
     yield log
 
     async def forget(context: LogContext, _: LogPaths) -> None:
@@ -104,7 +104,7 @@ def test_missing_and_doubled_segments(shell: Shell, log: str, tmp_path: Path) ->
 
 
 def test_counts_that_contradict_each_other(shell: Shell, log: str, tmp_path: Path) -> None:
-    """Of segments and head; of metadata and entries, which only reading them shows."""
+    """Damage of segments and head, and of entries, which only a read shows."""
     write_segments(shell, log, tmp_path, 2)
 
     async def miscount(context: LogContext, paths: LogPaths) -> None:
@@ -153,7 +153,7 @@ def test_metadata_that_counts_other_records_than_the_entries(
     assert all(kind != "entry" for kind, _ in findings(shell, log))
 
 
-def test_what_a_dead_writer_and_a_crashed_truncation_left_is_repaired(
+def test_the_rest_of_a_dead_writer_and_a_crashed_truncation_is_repaired(
     shell: Shell, log: str, tmp_path: Path
 ) -> None:
     """Its segment is recovered; what is truncated is removed; everything is readable after."""
@@ -363,7 +363,7 @@ def test_questions_say_what_will_go(
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.termui.visible_prompt_func", say_no)
-    for command, told in {
+    for command, reason in {
         f"log delete {log}": f"Delete log {log} with 4 records in 2 segments",
         f"log truncate {log} 2:0:0": f"Drop the 2 records of log {log} before 2:0:0",
         f"log seal {log}": "nothing can be written",
@@ -374,7 +374,7 @@ def test_questions_say_what_will_go(
     }.items():
         exit_code, _, err = shell.outcome(*command.split())
         assert exit_code == EXIT_INTERRUPTED
-        assert told in err, command
+        assert reason in err, command
     assert shell.text("log", "count", log) == "4\n"
     assert not shell.json("log", "show", log)["sealed"]
 
@@ -419,6 +419,6 @@ def test_a_replaced_disk(
     assert bookie.incarnation != deleted["incarnation"]
     after = {row["name"]: row for row in shell.json("bookie", "cookie", "list")}
     assert after[bookie.name]["incarnation"] == bookie.incarnation
-    exit_code, _, err = shell.outcome("bookie", "cookie", "delete", "nobody", "--yes")
+    exit_code, _, err = shell.outcome("bookie", "cookie", "delete", "unknown", "--yes")
     assert exit_code == EXIT_USAGE
-    assert "'nobody'" in err
+    assert "'unknown'" in err

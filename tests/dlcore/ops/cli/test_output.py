@@ -9,10 +9,10 @@ import click
 import pytest
 
 from dlcore.ledger.metadata.values import Ensemble
-from dlcore.ledger.port import EntryRange
 from dlcore.ops.autorecovery.check import Fragment, ReplicaCheck
 from dlcore.ops.cli.ledger import _check_row
 from dlcore.ops.cli.output import cell, show_done, show_fields, show_rows
+from dlcore.wire.port import EntryRange
 from tests.fixtures.ledgers import bookie, bookies
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def test_a_pipe_gets_columns_and_a_program_all_fields(
 def test_quiet_prints_names_alone(printed: Callable[..., tuple[str, str]]) -> None:
     """No head that a loop would take for a name, on a terminal neither; JSON has all, as ever."""
     for is_terminal in (False, True):
-        told = printed(show(ROWS), is_json=False, is_terminal=is_terminal, is_quiet=True)
-        assert told == ("a\n[b]\n", "")
+        output = printed(show(ROWS), is_json=False, is_terminal=is_terminal, is_quiet=True)
+        assert output == ("a\n[b]\n", "")
     assert printed(show([]), is_json=False, is_terminal=False, is_quiet=True) == ("", "")
     out, _ = printed(show(ROWS), is_json=True, is_terminal=False, is_quiet=True)
     assert json.loads(out) == ROWS
@@ -128,7 +128,7 @@ def check_of(missing: int, *, unknown: str | None = None) -> ReplicaCheck:
         (check_of(0, unknown="it was not asked"), "unknown", None, "it was not asked"),
     ],
 )
-def test_what_a_replica_holds(
+def test_the_entries_of_a_replica(
     check: ReplicaCheck, state: str, missing: int | None, detail: str | None
 ) -> None:
     """No answer is not the same as an entry that is missing."""

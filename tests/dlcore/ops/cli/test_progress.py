@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-TOLD = {
+SHOWN = {
     "log copy {log} {other}": "records copied: 4",
     "log write {log} --file {file}": "records: 2",
     "log write {other} --file {file} --stream": "bytes: 4",
@@ -40,7 +40,7 @@ PRINTING = {
 
 
 def look_at(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
-    """Let a stream be a terminal to which everything is told at once."""
+    """Let a stream be a terminal to which everything is written at once."""
     monkeypatch.setattr(output, "_PROGRESS_INTERVAL_MS", 0)
     monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
 
@@ -57,35 +57,35 @@ def names(shell: Shell, log: str, tmp_path: Path) -> dict[str, str]:
     return {"log": log, "other": other, "file": path, "ledger": ledger}
 
 
-@pytest.mark.parametrize(("command", "told"), TOLD.items())
+@pytest.mark.parametrize(("command", "reason"), SHOWN.items())
 def test_long_work_tells_how_far_it_is(
-    command: str, told: str, shell: Shell, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    command: str, reason: str, shell: Shell, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one line, which is cleared at the end; never beside JSON."""
     look_at(monkeypatch, "stderr")
     arguments = command.format(**names).split()
     _, _, err = shell.outcome(*arguments)
-    assert f"\r{told.format(**names)}" in err
+    assert f"\r{reason.format(**names)}" in err
     assert "\r\x1b[K" in err
     _, _, err = shell.outcome("--json", *arguments)
     assert "\r" not in err
 
 
-@pytest.mark.parametrize(("command", "told"), PRINTING.items())
-def test_what_is_printed_is_progress_enough(
-    command: str, told: str, shell: Shell, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("command", "reason"), PRINTING.items())
+def test_printed_output_is_progress_enough(
+    command: str, reason: str, shell: Shell, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a person sees it; if it goes to a file, how far it is is told."""
+    """Only if a person sees it; if it goes to a file, the progress is shown."""
     shell.text("log", "write", names["other"], "--file", names["file"], "--stream")
     look_at(monkeypatch, "stderr")
     arguments = command.format(**names).split()
     _, _, err = shell.outcome(*arguments)
-    assert f"\r{told}" in err
+    assert f"\r{reason}" in err
     look_at(monkeypatch, "stdout")
     assert shell.outcome(*arguments)[2] == ""
 
 
-def test_nothing_is_told_where_no_terminal_is(shell: Shell, names: dict[str, str]) -> None:
+def test_no_progress_is_shown_without_a_terminal(shell: Shell, names: dict[str, str]) -> None:
     """A file of errors has errors."""
     for command in ("log copy {log} {other}", "log dump {log}", "log truncate {log} 2:0:0 --yes"):
         _, _, err = shell.outcome(*command.format(**names).split())

@@ -131,7 +131,7 @@ def test_entries_of_a_log_and_of_its_ledger(shell: Shell, log: str, tmp_path: Pa
 def test_a_damaged_ledger_hides_no_other(
     shell: Shell, log: str, tmp_path: Path, namespace_uri: str
 ) -> None:
-    """It is told beside them."""
+    """It is shown beside them."""
     path = lines_file(tmp_path, b"a")
     for _ in range(2):
         shell.text("log", "write", log, "--file", path)
@@ -158,7 +158,7 @@ def test_a_damaged_ledger_hides_no_other(
 
 
 def test_a_sealed_log_takes_nothing_more(shell: Shell, log: str, tmp_path: Path) -> None:
-    """Readers see its end, writers are told."""
+    """Readers see its end, writers get an error."""
     path = tmp_path / "records"
     path.write_bytes(b"a\n")
     shell.text("log", "write", log, "--file", str(path))
@@ -201,14 +201,14 @@ def test_options_that_contradict_each_other(
     assert complaint in err
 
 
-def test_who_writes_to_a_log_that_another_has_is_told(
+def test_a_writer_of_a_log_that_another_has_learns_of_it(
     shell: Shell, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the answer, while the command waits; it goes on once the other one is done."""
-    told = threading.Event()
+    reported = threading.Event()
 
     def note(_: logging.LogRecord) -> bool:
-        told.set()
+        reported.set()
         return True
 
     with (
@@ -219,10 +219,10 @@ def test_who_writes_to_a_log_that_another_has_is_told(
         writer = manager.open_writer()
 
         def close() -> None:
-            told.wait(60)
+            reported.wait(60)
             writer.close()
 
-        patch.setattr(backoff, "TOLD_AFTER_S", 0.1)
+        patch.setattr(backoff, "REPORTED_AFTER_S", 0.1)
         patch.setattr(lock.logger, "filters", [note])
         patch.setattr(logging.getLogger(), "handlers", [])  # as in a program
         closing = threading.Thread(target=close)

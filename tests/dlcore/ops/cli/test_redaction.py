@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from dlcore.access.audit_file import AuditFile
+from dlcore.base.access.audit_file import AuditFile
 from dlcore.base.errors import LogNotReadyError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.fixtures.shell import Shell
 
 _S_MAX = 10**11
-"""Of times: years of four digits, as ISO 8601 has them."""
+"""Times have years of four digits, as in ISO 8601."""
 _DAY_S = 86_400
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -101,7 +101,7 @@ def _columns(draw: st.DrawFn) -> pa.Array:
 @settings(max_examples=amount(400, sampled=60))
 @given(_columns())
 @example(pa.array([-(2**31)], pa.timestamp("s", "Europe/Paris")))  # 9 min 21 s east of UTC then
-def test_what_is_shown_is_read_again(column: pa.Array) -> None:
+def test_the_shown_rows_are_read_again(column: pa.Array) -> None:
     """Columns of any type, one in another, also parts of what was read."""
     batch = pa.record_batch({"it": column})
     lines = [line.encode() for line in json_rows(batch)]
@@ -186,24 +186,24 @@ EVERYTHING = pa.schema(
         (b"a,b", "line 9: JSON parse error.*; the first 7 lines were written"),
     ],
 )
-def test_what_is_no_row(line: bytes, problem: str) -> None:
+def test_lines_that_are_no_row(line: bytes, problem: str) -> None:
     """The error tells which line, what is wrong with it, and which columns there are."""
     with pytest.raises(ConfigurationError, match=problem):
         batch_of_json([b'{"number": 1}', line], EVERYTHING, written=7)
 
 
 def test_a_null_that_cannot_be() -> None:
-    """The line that has it is told, whether it says so or leaves the column out."""
+    """The line that has it is named, whether it says so or leaves the column out."""
     schema = schema_from_text("id int64 not null, tags list<string not null>, day date32[day]")
     good = b'{"id": 1, "tags": ["a"]}'
     rows = batch_of_json([good, b'{"id": 2}'], schema, written=0)
     assert rows["id"].to_pylist() == [1, 2]
-    for line, told in {
+    for line, reason in {
         b'{"id": null}': "'id' is null, and cannot be: expected .*id int64 not null",
         b"{}": "'id' is null, and cannot be",
         b'{"id": 3, "tags": ["a", null]}': "'tags.item' is null, and cannot be",
     }.items():
-        with pytest.raises(ConfigurationError, match=f"line 6: column {told}"):
+        with pytest.raises(ConfigurationError, match=f"line 6: column {reason}"):
             batch_of_json([good, line], schema, written=4)
 
 

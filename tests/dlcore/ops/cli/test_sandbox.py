@@ -19,6 +19,7 @@ import pytest
 from dlcore.base.records import LogRecord
 from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, run
 from dlcore.sync import open_namespace
+from tests.fixtures.forking import LOADED_PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ WAIT_S = 120
 @contextmanager
 def sandbox_process(*arguments: str, stop: signal.Signals) -> Iterator[dict[str, object]]:
     """Run `dlog sandbox --json`, yield what it announced, end it with `stop`: exit code 0."""
-    command = [sys.executable, "-c", "from dlcore.ops.cli import main; main()", "sandbox", "--json"]
+    command = [LOADED_PYTHON, "-c", "from dlcore.ops.cli import main; main()", "sandbox", "--json"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -158,7 +159,7 @@ class Watcher(threading.Thread):
         self.out += captured.out
         self.err += captured.err
 
-    def has_told(self, text: str) -> bool:
+    def has_printed(self, text: str) -> bool:
         """Return whether it was printed to standard error."""
         return text in self.err
 
@@ -198,7 +199,7 @@ def watched(
     return exit_code, watcher
 
 
-def test_a_process_that_ends_by_itself_is_told_once(
+def test_a_process_that_ends_by_itself_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each of these may be missed: the rest goes on until it is stopped."""
@@ -209,7 +210,7 @@ def test_a_process_that_ends_by_itself_is_told_once(
         assert uri_file.read_text().strip() == announced["uri"]
         for pid, name in zip(pids_of(announced), names, strict=True):
             os.kill(pid, signal.SIGKILL)
-            watcher.wait_for(partial(watcher.has_told, f"{name} ended; its output is in "))
+            watcher.wait_for(partial(watcher.has_printed, f"{name} ended; its output is in "))
 
     exit_code, watcher = watched(capfd, kill_each, "--uri-file", str(uri_file))
     assert exit_code == 0
@@ -234,7 +235,7 @@ def test_without_metadata_the_sandbox_ends_with_an_error(
             if b"\0metadata\0serve\0" in line and str(folder).encode() in line
         ]
         os.kill(found, signal.SIGKILL)
-        watcher.wait_for(partial(watcher.has_told, '"error": '))
+        watcher.wait_for(partial(watcher.has_printed, '"error": '))
 
     options = ("--no-autorecovery", "--data-dir", str(folder))
     exit_code, watcher = watched(capfd, kill_metadata_server, *options)
@@ -275,11 +276,11 @@ def test_the_uri_file_of_a_sandbox_that_runs_stays(tmp_path: Path, hang_up: sign
 
 
 @pytest.mark.parametrize(
-    ("stop", "code", "told"),
+    ("stop", "code", "reason"),
     [(signal.SIGINT, 130, "error: interrupted"), (signal.SIGTERM, 143, "")],
 )
 def test_a_start_that_is_interrupted_is_given_up(
-    tmp_path: Path, stop: signal.Signals, code: int, told: str
+    tmp_path: Path, stop: signal.Signals, code: int, reason: str
 ) -> None:
     """The cluster is not announced, and nothing of it runs on."""
     log = tmp_path / "data" / "metadata" / "metadata-server.log"
@@ -292,7 +293,7 @@ def test_a_start_that_is_interrupted_is_given_up(
             time.sleep(0.01)
         process.send_signal(stop)
         out, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, out, err.strip()) == (code, "", told)
+    assert (process.returncode, out, err.strip()) == (code, "", reason)
     folder = str(log.parents[1]).encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -30,7 +30,7 @@ def test_init_tells_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_token_is_all_that_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """So that a shell can keep it in a variable; programs learn when it expires, too."""
+    """A shell can then keep it in a variable; programs learn when it expires, too."""
     assert run(["secure", "init", str(tmp_path), "--uri", URI]) == 0
     capsys.readouterr()
     command = ["secure", "token", str(tmp_path), "--user", "alice"]
@@ -42,7 +42,7 @@ def test_a_token_is_all_that_is_printed(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_wrong_name_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told as wrong use."""
+    """It is reported as wrong use."""
     folder = tmp_path / "cluster"
     assert run(["secure", "init", str(folder), "--host", "../node", "--uri", URI]) == EXIT_USAGE
     assert "error: host='../node': expected a name" in capsys.readouterr().err

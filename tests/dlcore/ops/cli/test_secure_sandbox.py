@@ -84,7 +84,7 @@ def refusal(*arguments: str) -> str:
 
 
 def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path, dlog_program: Path) -> None:
-    """Commands and Python, over bookies and proxies; others are told what is missing."""
+    """Commands and Python, over bookies and proxies; others learn what is missing."""
     with secured_sandbox(tmp_path) as printed:
         through = f"--endpoint {printed.endpoint}"
         in_bash(
@@ -108,7 +108,7 @@ def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path, dlog_program: Path
         assert list(printed.spark) == ["tlsCa", "tlsCert", "tlsKey"]
 
         as_alice = f"--token-file alice.token {through}"
-        told = in_bash(
+        output = in_bash(
             dlog_program,
             printed,
             f"cd {tmp_path}",
@@ -117,25 +117,25 @@ def test_those_are_let_in_who_do_as_it_prints(tmp_path: Path, dlog_program: Path
             f"dlog log dump clicks {as_alice}",
             f"echo denied | dlog log write clicks {as_alice} 2>&1 || true",
         )
-        assert "proxied" in told
-        assert "user:alice" in told.splitlines()[-1]
+        assert "proxied" in output
+        assert "user:alice" in output.splitlines()[-1]
 
         (rules,) = blocks_of("docs/access.md")
         for _ in range(2):  # pasted again it does no harm
-            told = in_bash(dlog_program, printed, rules.text)
-        assert "deny user:bob read log pay/secret" in told
+            output = in_bash(dlog_program, printed, rules.text)
+        assert "deny user:bob read log pay/secret" in output
 
         dump, ca = ("log", "dump", "clicks"), ("--tls-ca", printed.tls.ca)
-        for told, place in (
+        for output, place in (
             ("if a port is of TLS, it closes so: then expected tls_ca", ()),
             ("a server that asks for a certificate closes so: expected cert and key", ca),
         ):
-            assert told in refusal(*dump, "--uri", printed.uri, *place)
-        for told, place in (
+            assert output in refusal(*dump, "--uri", printed.uri, *place)
+        for output, place in (
             ("its certificate is not accepted", ()),
-            ("it lets nobody in without a certificate", ca),
+            ("it lets no client in without a certificate", ca),
         ):
-            assert told in refusal(*dump, "--endpoint", printed.endpoint, *place)
+            assert output in refusal(*dump, "--endpoint", printed.endpoint, *place)
 
     before = (tmp_path / "secure/ca.key").read_bytes()
     with secured_sandbox(tmp_path) as printed:

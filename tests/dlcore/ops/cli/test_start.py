@@ -13,12 +13,12 @@ import pytest
 
 HELP = "import dlcore.ops.cli.app"
 LAZY = f"{HELP}; dlcore.ops.cli.app.load_lazily(); import "
-CLIENT = f"{LAZY} dlcore.metadata.zookeeper, dlcore.transport.client"
+CLIENT = f"{LAZY} dlcore.metadata.zookeeper, dlcore.wire.client"
 CLUSTER = f"{CLIENT}, dlcore.backends.direct.namespace"
 WRITE = f"{CLIENT}, dlcore.sync, dlcore.log.writing.opening"
 ENDPOINT = f"{LAZY} dlcore.backends.flight.namespace"
 ENDPOINT_WRITE = f"{LAZY} dlcore.sync, dlcore.backends.flight.writing"
-CONTROL = "dlcore.transport.control"
+CONTROL = "dlcore.wire.control"
 AUTORECOVERY = f"{CLUSTER}, dlcore.ops.autorecovery.service, dlcore.ops.upkeep.worker, {CONTROL}"
 PROXY = f"{CLUSTER}, dlcore.proxy.server"
 BOOKIE = "import bookie.__main__, bookie.server"
@@ -49,17 +49,17 @@ def modules_after(statement: str) -> list[str]:
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 114),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 281),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 282),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 240),
-        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 237),
+        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 238),
         (
             ENDPOINT_WRITE,
             ("bookie", "dlcore.backends.direct.namespace", "kazoo", *FRAMES, *ARRAYS),
-            238,
+            239,
         ),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 380),
-        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 524),
-        (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 351),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 381),
+        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 527),
+        (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 352),
     ],
     ids=[
         "help",
@@ -87,8 +87,8 @@ def test_a_command_imports_little(
     assert len(own) <= modules_max
 
 
-def test_what_is_loaded_lazily_is_all_there() -> None:
-    """What stood for a module has all of it; its parts and later imports are the real ones."""
+def test_lazily_loaded_modules_are_complete() -> None:
+    """The stand-in of a module has all of it; its parts and later imports are the real ones."""
     code = """if True:
         import sys
         from dlcore.ops.cli.lazy import load_lazily

@@ -35,7 +35,7 @@ def damage(folder: Path) -> None:
         file.write_bytes(b"{\n\n")
 
 
-def test_what_is_shown_of_a_table(tmp_path: Path, table_kind: str) -> None:
+def test_the_output_about_a_table(tmp_path: Path, table_kind: str) -> None:
     """Its kind, place, version and end, and the records after that; before it is there, why."""
 
     async def body(scene: TableScene) -> None:
@@ -64,7 +64,7 @@ def test_what_is_shown_of_a_table(tmp_path: Path, table_kind: str) -> None:
     on_table(tmp_path / "tier", body, kind=table_kind)
 
 
-def test_a_table_that_cannot_be_read_is_told_in_a_line(
+def test_an_unreadable_table_is_reported_in_a_line(
     tmp_path: Path, table_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the library, with damaged files, and where nothing answers in time."""
@@ -96,7 +96,7 @@ def test_a_table_that_cannot_be_read_is_told_in_a_line(
 def test_a_log_without_a_table_loads_no_libraries_of_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What loads them is not imported; a log with a table would fail."""
+    """Their libraries are not imported; a log with a table would fail."""
 
     async def body(scene: TableScene) -> None:
         monkeypatch.setitem(sys.modules, "dlcore.ops.upkeep.table_status", None)
@@ -110,7 +110,7 @@ def test_a_log_without_a_table_loads_no_libraries_of_tables(
 
 
 def test_a_table_is_found_after_the_setting_was_unset(tmp_path: Path, table_kind: str) -> None:
-    """Either format; two of them, and none, are told."""
+    """Either format works; two of them, and none, are errors."""
 
     async def body(scene: TableScene) -> None:
         context = scene.namespace.log_context

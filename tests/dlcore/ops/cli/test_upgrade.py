@@ -1,4 +1,4 @@
-"""`dlog upgrade`: what stands in the way is told, and features are finalized for good.
+"""`dlog upgrade`: obstacles are reported, and features are finalized for good.
 
 The members of the release before have none of the features in question.
 """
@@ -14,7 +14,7 @@ from dlcore.base import features
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import UnsupportedError
-from dlcore.base.features import Feature, Release, Told, own_release
+from dlcore.base.features import Announced, Feature, Release, own_release
 from dlcore.base.records import LogRecord
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.log.metadata.owner import StagingProcess
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dlcore.ops.sandbox.cluster import Sandbox
 
 NAME = features.COLD_SEGMENTS
-NEW = Feature(name=NAME, since="9.0.0", gates="a format", told=Told.REGISTRATION)
+NEW = Feature(name=NAME, since="9.0.0", gates="a format", announced=Announced.REGISTRATION)
 BEFORE = Release(version="0.1.9")
 
 pytestmark = pytest.mark.integration
@@ -118,11 +118,11 @@ def test_every_member_of_the_release_before_is_in_the_way(
     paths = NamespacePaths(backend.root)
     shell = _cluster(backend, capsys, _new(paths) | _old(paths))
     code, out, _ = shell.outcome("upgrade", "check", "--json")
-    told = json.loads(out)
-    assert (code, told["may_finalize"], told["unfinalized"]) == (1, False, [NAME])
+    reply = json.loads(out)
+    assert (code, reply["may_finalize"], reply["unfinalized"]) == (1, False, [NAME])
     old = {
         (each["role"], each["name"])
-        for each in told["members"]
+        for each in reply["members"]
         if each["version"] == BEFORE.version
     }
     assert old == {
@@ -132,7 +132,7 @@ def test_every_member_of_the_release_before_is_in_the_way(
         ("client", "h:7"),
         ("client", "h:8"),
     }
-    assert len(told["obstacles"]) == len(old)
+    assert len(reply["obstacles"]) == len(old)
     code, out, _ = shell.outcome("upgrade", "check")
     assert code == 1
     assert f"bookie old runs 0.1.9, which lacks {NAME}" in out
@@ -166,9 +166,9 @@ def test_where_all_have_it_a_feature_is_finalized_for_good(
         with pytest.raises(UnsupportedError, match="install that one here"):
             await ensure_namespace(store, paths, SystemClock())
 
-    told = shell.json("upgrade", "check")
-    assert (told["may_finalize"], told["obstacles"]) == (True, [])
-    found = {(each["role"], each["name"], *each["features"]) for each in told["members"]}
+    output = shell.json("upgrade", "check")
+    assert (output["may_finalize"], output["obstacles"]) == (True, [])
+    found = {(each["role"], each["name"], *each["features"]) for each in output["members"]}
     assert found == {
         ("bookie", "b", NAME),
         ("proxy", "grpc://p:1", NAME),
@@ -221,14 +221,14 @@ def test_processes_tell_their_release(fresh_sandbox: Callable[..., Sandbox], she
         with log.open_writer() as writer:
             writer.write(LogRecord(1, b"1"))
             roles = {each.value for each in Role}
-            told: dict[str, list[dict[str, str]]] = {}
+            reported: dict[str, list[dict[str, str]]] = {}
 
             def are_all_there() -> bool:
-                told.update(shell.json("upgrade", "check"))
-                return {each["role"] for each in told["members"]} == roles
+                reported.update(shell.json("upgrade", "check"))
+                return {each["role"] for each in reported["members"]} == roles
 
-            assert wait_until(are_all_there, timeout_s=60), told
+            assert wait_until(are_all_there, timeout_s=60), reported
     own = own_release()
-    assert {(each["version"], *each["features"]) for each in told["members"]} == {
+    assert {(each["version"], *each["features"]) for each in reported["members"]} == {
         (own.version, *own.features)
     }

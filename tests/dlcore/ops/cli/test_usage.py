@@ -162,7 +162,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     ],
 )
 @pytest.mark.parametrize("stdin", ["a pipe", "closed"])
-def test_what_destroys_needs_yes_where_nobody_can_be_asked(
+def test_destruction_needs_yes_where_no_one_can_be_asked(
     command: str, stdin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is asked of the cluster."""
@@ -190,31 +190,31 @@ def test_errors_in_json(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One object on standard error, whatever is wrong; nobody is asked, at a terminal neither."""
+    """One object on standard error, whatever is wrong; no question, at a terminal neither."""
     monkeypatch.delenv("DLOG_URI", raising=False)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert run(["--json", *arguments]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
-    told = json.loads(captured.err)
-    assert told["exit_code"] == code
-    assert told["error"]
-    assert told["kind"].endswith(("Error", "Parameter"))
-    assert told["retriable"] is False
+    output = json.loads(captured.err)
+    assert output["exit_code"] == code
+    assert output["error"]
+    assert output["kind"].endswith(("Error", "Parameter"))
+    assert output["retriable"] is False
 
 
 @pytest.mark.parametrize("flags", [[], ["--stream"]])
 def test_no_input_at_all(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a program is started that has closed it: told before anything is asked."""
+    """As a program is started that has closed it: reported before anything is asked."""
     monkeypatch.setattr("sys.stdin", None)
     assert run(["log", "write", "c", *flags, "--uri", NOWHERE]) == EXIT_USAGE
     assert "there is no standard input: give --file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_what_is_logged_is_said_as_notes_are(
+def test_log_lines_look_like_notes(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Warnings and errors, from any thread: with --json nothing on standard error is no object."""
@@ -227,12 +227,12 @@ def test_what_is_logged_is_said_as_notes_are(
 
     monkeypatch.setattr(namespace, "open_namespace", open_namespace)
     assert run([*flags, "log", "list", "--uri", NOWHERE]) == EXIT_FAILED
-    told = capsys.readouterr().err.splitlines()
+    output = capsys.readouterr().err.splitlines()
     if flags:
-        logged, failed = map(json.loads, told)
+        logged, failed = map(json.loads, output)
         assert (logged, failed["error"]) == ({"note": "log 'clicks' waits"}, "gone")
     else:
-        assert told == ["log 'clicks' waits", "error: gone"]
+        assert output == ["log 'clicks' waits", "error: gone"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -285,8 +285,8 @@ def test_no_answer_is_a_failure(
     assert run([*command.split(), "--uri", NOWHERE, "--patience", str(patience)]) == EXIT_FAILED
     assert time.monotonic() - began < SESSION_TIMEOUT_S
     waited_s = 0.75 * patience
-    told = f"error: no ZooKeeper answers at 127.0.0.1:1 (waited {waited_s:g} s)\n"
-    assert capsys.readouterr().err == told
+    output = f"error: no ZooKeeper answers at 127.0.0.1:1 (waited {waited_s:g} s)\n"
+    assert capsys.readouterr().err == output
 
 
 @pytest.mark.parametrize("words", ["bookie --help", "dlcore.ops.cli bookie run --help"])
@@ -305,7 +305,7 @@ def test_letters_that_the_output_cannot_have_are_spelled(words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "age_ms"), [("-1h", 3_600_000), ("-90s", 90_000), ("-0.5m", 30_000)]
 )
-def test_a_time_may_be_told_by_how_long_ago_it_is(text: str, age_ms: int) -> None:
+def test_a_time_may_be_given_by_its_age(text: str, age_ms: int) -> None:
     """As ages are; other numbers below 0 stay epoch milliseconds."""
     assert EpochMs(lambda: 10**12).convert(text, None, None) == 10**12 - age_ms
     assert EpochMs(lambda: 10**12).convert("-5", None, None) == -5

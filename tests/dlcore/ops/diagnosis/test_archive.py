@@ -35,13 +35,13 @@ TOKEN = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
         ("grpc://10.0.0.1:4190", "grpc://10.0.0.1:4190"),
     ],
 )
-def test_what_looks_like_a_secret_is_cut_out(text: str, left: str) -> None:
+def test_values_that_look_like_secrets_are_cut_out(text: str, left: str) -> None:
     """And paths and addresses are not."""
     assert redacted(text) == left
     assert redacted_value([{text: text}, (1, None)]) == [{left: left}, [1, None]]
 
 
-def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+def test_the_content_comes_out_as_it_went_in(tmp_path: Path) -> None:
     """But for secrets."""
     path = tmp_path / "a.tar.gz"
     bundle = Bundle({MANIFEST: {"parts": {}}, "b": [1, KEY]}, {"logs/x.log": f"ä {TOKEN}\n"})
@@ -52,7 +52,9 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert found.texts == {"logs/x.log": f"ä {CUT}\n"}
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_archive_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another file, none, one without a manifest or with a wrong part, and one that swells."""
     path = tmp_path / "a.tar.gz"
     with pytest.raises(ConfigurationError, match=r"is no archive of dlog debug bundle: .*No such"):

@@ -1,6 +1,6 @@
 """Archives of real clusters: planted faults are named from them alone, and no secret is in one.
 
-Method: servers as processes.  What is planted is what happens to servers: a file system that others
+Method: servers as processes.  The planted faults happen to servers: a file system that others
 filled, a clock that is off, an address that no connection passes, bookies that are gone.
 """
 
@@ -146,8 +146,8 @@ def test_five_faults_are_named(
     wait_until(lambda: status_of(cluster.uri, capsys)["auditor"] is not None, timeout_s=WAIT_S)
     healthy = Explained(tmp_path, capsys, *uri)
     assert (healthy.faults, healthy.missing) == ({}, {})
-    told = healthy.members[f"dlog-bundle/metrics/proxy-{cluster.proxies[0].pid}.txt"]
-    assert b"\ndlog_" in told
+    scraped = healthy.members[f"dlog-bundle/metrics/proxy-{cluster.proxies[0].pid}.txt"]
+    assert b"\ndlog_" in scraped
 
     # A full disk, a late clock, and a proxy whose address swallows all connections.
     disk = tmp_path / "disk"
@@ -194,7 +194,7 @@ def test_a_recovery_that_does_not_get_on_is_named(
     assert any(line.endswith("and 1 answer") for line in found["lost-quorum"]["evidence"])
 
 
-def test_what_does_not_answer_costs_only_itself(
+def test_a_silent_server_costs_only_its_own_part(
     fresh_sandbox: Callable[..., Sandbox],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -208,7 +208,7 @@ def test_what_does_not_answer_costs_only_itself(
     archive = Explained(tmp_path, capsys, "--uri", cluster.uri)
     assert {"lost-bookie", "lost-quorum", "no-recovery"} == archive.faults.keys()
     stacks = archive.members[f"dlog-bundle/stacks/bookie-{hanging.pid}.txt"].decode()
-    assert "it told no stacks" in stacks
+    assert "it wrote no stacks" in stacks
     hanging.resume()
 
     cluster.metadata_server.pause()

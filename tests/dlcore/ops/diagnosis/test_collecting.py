@@ -40,15 +40,15 @@ def test_a_part_that_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatch) ->
 
     def here(port: int) -> list[Server]:
         settings = {"http_address": f"127.0.0.1:{port}"}
-        told = {"role": "proxy", "name": "p", "settings": settings}
-        return [Server(process.pid, Path("/dev/null"), told)]
+        facts = {"role": "proxy", "name": "p", "settings": settings}
+        return [Server(process.pid, Path("/dev/null"), facts)]
 
     async def hang() -> DirectNamespace:
         await asyncio.Event().wait()
         raise AssertionError
 
     async def fail() -> DirectNamespace:
-        raise MetadataConnectionError("nobody listens")
+        raise MetadataConnectionError("no server listens")
 
     monkeypatch.setattr(collecting, "PART_S", 2.0)
     # Not this process: one of its tests may have begun to take the signal.
@@ -71,6 +71,6 @@ def test_a_part_that_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatch) ->
     assert "ledgers" not in bundle.values
 
     parts = later.values[MANIFEST]["parts"]
-    assert parts["namespace"]["problem"] == "MetadataConnectionError: nobody listens"
+    assert parts["namespace"]["problem"] == "MetadataConnectionError: no server listens"
     assert parts[f"metrics/{label}.txt"]["problem"].startswith("ConnectionRefusedError")
     assert parts["machine"]["problem"] is None

@@ -13,7 +13,7 @@ DAY_MS = 86_400_000
 GIB = 2**30
 
 
-def bookie(name: str, *, registered: bool = True, **told: object) -> dict[str, Any]:
+def bookie(name: str, *, registered: bool = True, **changed: object) -> dict[str, Any]:
     """Return a bookie that answers, with other figures than usual."""
     figures = {
         "read_only": False, "failed": False, "free_bytes": 50 * GIB, "total_bytes": 100 * GIB,
@@ -23,7 +23,7 @@ def bookie(name: str, *, registered: bool = True, **told: object) -> dict[str, A
         "name": name,
         "incarnation": f"{name}-incarnation",
         "is_registered": registered,
-        "told": figures | told,
+        "told": figures | changed,
         "ahead_ms": 1.0,
         "within_ms": 2.0,
     }
@@ -133,7 +133,7 @@ def test_a_lost_quorum_has_its_ledgers_as_evidence() -> None:
 
 
 def test_why_a_recovery_does_not_get_on() -> None:
-    """It waits for long, it is paused, or nobody does it."""
+    """It waits for long, it is paused, or no process does it."""
     old = waiting(since_ms=NOW_MS - 16 * 60_000, attempts=0)
     assert "waits for 960 s after 0 attempts: no reason" in only(
         "stuck-recovery", recovery=old

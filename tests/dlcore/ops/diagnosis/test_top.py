@@ -1,4 +1,4 @@
-"""The view of `dlog top`, by two looks that nobody took."""
+"""The view of `dlog top`, by two made-up looks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlcore.ops.autorecovery.maintenance import RecoveryStatus
 from dlcore.ops.autorecovery.values import ElectedAuditor, UnderReplicatedLedger
 from dlcore.ops.diagnosis.asking import Answer
 from dlcore.ops.diagnosis.top import Look, view_of
-from dlcore.transport.control import BookieInfo
+from dlcore.wire.control import BookieInfo
 from tests.fixtures.snapshots import snapshot_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def viewed(now: Look, before: Look | None = None, *, logs_max: int = 10) -> View
 
 
 def test_rates_are_what_came_between_two_looks() -> None:
-    """Of a log that grew; the busiest is the first, and the sums count all."""
+    """Rates of logs that grew; the busiest is the first, and the sums count all."""
     before = Look(at_s=10.0, logs={"a": snapshot_of((4,)), "b": snapshot_of((4,), log="b")})
     logs = {"a": snapshot_of((4,)), "b": snapshot_of((10,), log="b"), "c": snapshot_of((9,))}
     now = Look(at_s=12.0, logs=logs, owners={"b": "proxy"}, left_out=3)
@@ -63,7 +63,7 @@ def test_the_lag_is_that_of_the_last_subscriber() -> None:
     assert [(row.log, row.lag) for row in rows] == [("b", 30), ("a", None)]
 
 
-def test_what_does_not_answer_is_a_row() -> None:
+def test_a_silent_server_is_a_row() -> None:
     """With its reason; the others keep theirs."""
     bookies: list[Answer[BookieInfo]] = [
         Answer("b1", INFO),
@@ -94,7 +94,7 @@ def test_what_does_not_answer_is_a_row() -> None:
 
 
 def test_auto_recovery_is_shown() -> None:
-    """What it has to do, and whether anybody does it."""
+    """Its open work, and whether a process does it."""
     states = {
         "auditor a:1": STATUS,
         "paused": replace(STATUS, is_paused=True),

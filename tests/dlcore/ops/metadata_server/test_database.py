@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SESSION = Session(2, b"secret", 1.5)
 
 
-def test_what_is_stored_is_loaded_again(tmp_path: Path) -> None:
+def test_stored_nodes_are_loaded_again(tmp_path: Path) -> None:
     """Nodes with their children, sessions, and the latest number; what is gone is gone."""
     database = Database(tmp_path / "file")
     database.store(

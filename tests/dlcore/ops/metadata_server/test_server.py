@@ -158,7 +158,7 @@ def test_strangers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run(scenario())
 
 
-def test_a_server_that_cannot_write_ends_and_tells_nobody_a_success(tmp_path: Path) -> None:
+def test_a_server_that_cannot_write_ends_and_reports_no_success(tmp_path: Path) -> None:
     """The node is in memory then, and not on disk."""
 
     async def scenario() -> None:
@@ -179,7 +179,7 @@ def test_a_server_that_cannot_write_ends_and_tells_nobody_a_success(tmp_path: Pa
 
 
 def test_a_trial_writes_the_file_and_changes_nothing(tmp_path: Path) -> None:
-    """What fails is told, and is no end of the server."""
+    """A failure is reported, and does not end the server."""
 
     async def scenario() -> None:
         async with served(tmp_path) as (server, _, _):
@@ -297,19 +297,19 @@ def test_its_operators_see_it(tmp_path: Path) -> None:
     """Metrics, and three kinds of health; SIGTERM ends it in order."""
     command = ["-m", "dlcore.ops.cli", "metadata", "serve", "--data-dir", str(tmp_path)]
     command += ["--port", "0", "--http-address", "127.0.0.1:0"]
-    told = tmp_path / "told"
+    ready = tmp_path / "ready"
     with (
-        told.open("w") as log,
+        ready.open("w") as log,
         subprocess.Popen([sys.executable, *command], stdout=log, stderr=log) as process,
     ):
         try:
-            url = url_of(told)
+            url = url_of(ready)
             for path in ("live", "ready", "works"):
                 assert asked_json(f"{url}/health/{path}")[0] == 200
             found = scraped(url)
             assert found["dlog_ready"][()] == found["dlog_metadata_server_nodes"][()] == 1
             assert "dlog_metadata_connected" not in found
             process.send_signal(signal.SIGTERM)
-            assert process.wait(WAIT_S) == 0, told.read_text()
+            assert process.wait(WAIT_S) == 0, ready.read_text()
         finally:
             process.kill()

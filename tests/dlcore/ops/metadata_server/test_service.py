@@ -46,7 +46,7 @@ class World:
         self.stored: list[Store] = []
 
     def handle(self, event: Event) -> list[Effect]:
-        """Let an event happen; what is told of a change must come after it is stored."""
+        """Let an event happen; the notice of a change must come after it is stored."""
         effects = self.service.handle(event)
         self.service.validate()
         self.stored += [each for each in effects if isinstance(each, Store)]
@@ -87,8 +87,8 @@ def answer_of(effects: Sequence[Effect]) -> bytes:
     return found
 
 
-def told(effects: Sequence[Effect]) -> list[tuple[int, int, str]]:
-    """Return what watches told: connection, kind of change, path."""
+def notices(effects: Sequence[Effect]) -> list[tuple[int, int, str]]:
+    """Return the notices of watches: connection, kind of change, path."""
     sent = [each for each in effects if isinstance(each, Send)]
     return [(each.connection, *news(each.data)) for each in sent if header(each.data)[0] == -1]
 
@@ -102,7 +102,7 @@ def test_a_change_is_stored_before_anybody_hears_of_it() -> None:
     first, second, third = world.ask(1, create("/a", b"x"))
     assert isinstance(first, Store)
     assert first.nodes["/a"] is not None
-    assert told([second]) == [(2, Change.CREATED, "/a")]
+    assert notices([second]) == [(2, Change.CREATED, "/a")]
     assert header(answer_of([third])) == (7, first.number, 0)
 
 
@@ -157,7 +157,7 @@ def test_sessions_outlive_a_restart_and_have_their_whole_timeout_again() -> None
 
 
 def test_a_client_that_saw_more_than_is_here_is_refused() -> None:
-    """The folder is an older copy: it would lose what the client was told."""
+    """The folder is an older copy: it would lose changes that the client knows."""
     (end,) = World(number=3).receive(1, connecting(last_seen=4))
     assert isinstance(end, End)
     assert "transaction 4, the latest here is 3" in end.reason
@@ -175,7 +175,7 @@ def test_a_silent_session_ends_with_its_nodes_and_watchers_hear_of_it() -> None:
     assert not world.pass_time(1.5)
     effects = world.pass_time(1)
     assert effects[0] == Store(effects[0].number, {"/mine": None}, ended=1)  # type: ignore[union-attr]
-    assert told(effects) == [(2, Change.DELETED, "/mine"), (2, Change.CHILDREN, "/")]
+    assert notices(effects) == [(2, Change.DELETED, "/mine"), (2, Change.CHILDREN, "/")]
     assert not [each for each in effects if isinstance(each, End)]
 
 
@@ -266,20 +266,20 @@ def test_many_values_or_lists_come_in_one_answer() -> None:
 
 
 def test_a_watch_tells_one_change() -> None:
-    """Of the value, of the list of children, and of the end, for which one tells enough."""
+    """Watches of the value, of the children, and of the end, for which one notice is enough."""
     world = World()
     world.connect(1)
     world.connect(2)
     world.ask(1, create("/a"))
     world.ask(2, kazoo.GetData("/a", True))
-    assert told(world.ask(1, kazoo.SetData("/a", b"1", -1))) == [(2, Change.VALUE, "/a")]
-    assert told(world.ask(1, kazoo.SetData("/a", b"2", -1))) == []
+    assert notices(world.ask(1, kazoo.SetData("/a", b"1", -1))) == [(2, Change.VALUE, "/a")]
+    assert notices(world.ask(1, kazoo.SetData("/a", b"2", -1))) == []
     world.ask(2, kazoo.GetChildren("/a", True))
-    assert told(world.ask(1, create("/a/b"))) == [(2, Change.CHILDREN, "/a")]
+    assert notices(world.ask(1, create("/a/b"))) == [(2, Change.CHILDREN, "/a")]
     world.ask(1, kazoo.Delete("/a/b", -1))
     world.ask(2, kazoo.GetChildren("/a", True))
     world.ask(2, kazoo.Exists("/a", True))
-    assert told(world.ask(1, kazoo.Delete("/a", -1))) == [(2, Change.DELETED, "/a")]
+    assert notices(world.ask(1, kazoo.Delete("/a", -1))) == [(2, Change.DELETED, "/a")]
 
 
 def test_only_existence_is_watched_where_there_is_no_node() -> None:
@@ -288,7 +288,7 @@ def test_only_existence_is_watched_where_there_is_no_node() -> None:
     world.connect(1)
     for asked in (kazoo.GetData("/a", True), kazoo.GetChildren("/a", True)):
         assert world.code(1, asked) == Code.NO_NODE
-    assert told(world.ask(1, create("/a"))) == []
+    assert notices(world.ask(1, create("/a"))) == []
 
 
 def test_watches_are_removed_by_their_client_and_end_with_the_connection() -> None:
@@ -303,7 +303,7 @@ def test_watches_are_removed_by_their_client_and_end_with_the_connection() -> No
     assert world.code(2, unwatch) == Code.NO_WATCHER
     assert world.code(1, unwatch) == Code.NO_WATCHER
     world.handle(Lost(3))
-    assert told(world.ask(1, create("/a"))) == []
+    assert notices(world.ask(1, create("/a"))) == []
 
 
 def test_the_watches_of_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_the_watches_of_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch
     (end,) = world.ask(1, kazoo.Exists("/c", True))
     assert end == End(1, "it asked for more than 2 watches")
     world.connect(2)
-    assert told(world.ask(2, create("/a"))) == []
+    assert notices(world.ask(2, create("/a"))) == []
 
 
 def test_bytes_that_are_no_request_end_the_connection_only() -> None:

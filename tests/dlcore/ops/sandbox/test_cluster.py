@@ -106,7 +106,7 @@ def test_a_sandbox_needs_neither_java_nor_pyspark(
         Sandbox(1, data_dir=tmp_path / "data").start()
 
 
-def test_what_is_not_started_says_so() -> None:
+def test_a_server_that_is_not_started_says_so() -> None:
     """Instead of an error of Python's."""
     sandbox = Sandbox(2)
     assert repr(sandbox) == "<Sandbox stopped bookies=0>"

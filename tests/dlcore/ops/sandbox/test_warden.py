@@ -1,4 +1,4 @@
-"""The warden kills what it was told of, once its parent is gone."""
+"""The warden kills the processes that it knows, once its parent is gone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("has_descriptors", [True, False])
-def test_what_still_runs_is_killed_and_what_is_gone_is_no_error(
+def test_running_processes_are_killed_and_gone_ones_are_no_error(
     monkeypatch: pytest.MonkeyPatch, *, has_descriptors: bool
 ) -> None:
-    """Those that ended before it was told, and those that end before it kills them."""
+    """Those that ended before it knew them, and those that end before it kills them."""
     if not has_descriptors:
         monkeypatch.delattr(os, "pidfd_open", raising=False)
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -30,12 +30,12 @@ def test_what_still_runs_is_killed_and_what_is_gone_is_no_error(
 
     lines = [str(process.pid) for process in (running[0], ended, leaving, running[1])]
 
-    def told() -> Iterator[str]:
+    def sent() -> Iterator[str]:
         yield from lines
         leaving.kill()
         leaving.wait(60)
 
-    monkeypatch.setattr(sys, "stdin", told())
+    monkeypatch.setattr(sys, "stdin", sent())
     try:
         warden.main()
         assert [process.wait(60) for process in running] == [-9, -9]

@@ -92,7 +92,7 @@ def test_a_name_that_java_cannot_have_is_refused(tmp_path: Path) -> None:
 
 
 def test_values_up_to_the_promised_size(tmp_path: Path) -> None:
-    """What we take for one request, the server takes, and gives back; its own limit is 1 MB."""
+    """A request of the size that we allow fits the server, both ways; its own limit is 1 MB."""
     value = b"x" * (REQUEST_BYTES_MAX - 1000)
 
     async def write(store: ZooKeeperStore) -> None:
@@ -129,23 +129,25 @@ def test_two_servers_that_want_one_port_do_not_both_believe_they_have_it(tmp_pat
     reservation.release()
 
 
-def assert_tells_what_to_install(told: str) -> None:
+def assert_tells_what_to_install(message: str) -> None:
     """A command to type, for each system."""
     for command in (
         "on Debian: apt-get install default-jre-headless",
         "on Fedora: dnf install java-headless",
         "on macOS: brew install openjdk@21 && export JAVA_HOME=$(brew --prefix openjdk@21)",
     ):
-        assert command in told
+        assert command in message
 
 
 def test_missing_java_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is a command to type."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="java was not found in JAVA_HOME or PATH") as told:
+    with pytest.raises(
+        ConfigurationError, match="java was not found in JAVA_HOME or PATH"
+    ) as refused:
         EmbeddedZooKeeper(tmp_path / "data").start()
-    assert_tells_what_to_install(str(told.value))
+    assert_tells_what_to_install(str(refused.value))
     assert not (tmp_path / "data").exists()
 
 
@@ -155,13 +157,13 @@ def test_the_java_of_macos_that_is_none_says_the_same(
     """A Mac without Java has a program of that name."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    told_there = "The operation cannot be completed. Unable to locate a Java Runtime."
-    java.write_text(f"#!/bin/sh\necho '{told_there}' >&2\nexit 1\n")
+    printed = "The operation cannot be completed. Unable to locate a Java Runtime."
+    java.write_text(f"#!/bin/sh\necho '{printed}' >&2\nexit 1\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=f"{java} finds no Java") as told:
+    with pytest.raises(ConfigurationError, match=f"{java} finds no Java") as refused:
         EmbeddedZooKeeper(tmp_path / "data").start()
-    assert_tells_what_to_install(str(told.value))
+    assert_tells_what_to_install(str(refused.value))
 
 
 def test_java_home_goes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +184,10 @@ def test_missing_pyspark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """It is an optional dependency, of the Python that lacks it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "executable", "/my environment/bin/python")
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as refused:
         EmbeddedZooKeeper(tmp_path).start()
     command = "'/my environment/bin/python' -m pip install 'distributed-dlog[spark]'"
-    assert f"on Debian, Fedora and macOS: {command}" in str(told.value)
+    assert f"on Debian, Fedora and macOS: {command}" in str(refused.value)
 
 
 def test_a_pyspark_without_its_jars_is_named(

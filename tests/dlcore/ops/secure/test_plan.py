@@ -36,7 +36,7 @@ def user(folder: str) -> dict[str, str]:
     return {"zk_auth_file": f"{folder}/zookeeper.auth"}
 
 
-def test_who_serves_and_who_connects() -> None:
+def test_members_that_serve_and_members_that_connect() -> None:
     """A bookie serves with its files; a proxy serves and connects; others connect."""
     plan, place = plan_of(), "/c/hosts/node-1"
     assert settings(plan, Role.BOOKIE) == {
@@ -112,7 +112,7 @@ def test_files_of_hosts_go_elsewhere_and_those_of_clients_stay() -> None:
 
 
 def test_zookeeper_may_stay_open() -> None:
-    """As that of a sandbox: nobody is told of a user."""
+    """As that of a sandbox: no member knows a user."""
     plan = plan_of(zookeeper_user=False)
     assert "zk_auth_file" not in "".join(map(plan.settings_of, plan.members))
     assert all("zookeeper.auth" not in plan.given_to(each) for each in plan.members)
@@ -128,7 +128,7 @@ def test_clients_of_proxies_know_nothing_else() -> None:
 
 
 def test_certificates_are_named_after_place_and_role() -> None:
-    """So that a rule can mean one of them, and all of a role."""
+    """A rule can then mean one of them, and all of a role."""
     plan = plan_of(hosts=("node-1", "fd00::7"), remote_clients=("report",))
     names = [each.name for each in plan.members]
     assert names[:3] == ["node-1.bookie", "node-1.proxy", "node-1.autorecovery"]

@@ -83,7 +83,7 @@ def test_commands(message: Message, command: commands.Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reason"),
     [
         (b"\xff", "does not parse"),
         (b'{"log": "clicks"}', "parse|expected one of Flight SQL"),
@@ -95,13 +95,13 @@ def test_commands(message: Message, command: commands.Command) -> None:
         (packed(pb.TicketStatementQuery(statement_handle=b"\xff")), "does not parse"),
     ],
 )
-def test_what_is_no_command(data: bytes, told: str) -> None:
+def test_bytes_that_are_no_command(data: bytes, reason: str) -> None:
     """The error says what would be right."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         command_of(data)
 
 
-def test_what_is_not_offered() -> None:
+def test_calls_that_are_not_offered() -> None:
     """Nothing is changed, or part of a transaction."""
     for name in (
         "CommandStatementUpdate",
@@ -121,17 +121,17 @@ def test_a_statement_is_prepared() -> None:
     assert statement == Statement("SELECT 1")
     columns = pa.schema([("a", pa.int32())])
     outer = AnyMessage.FromString(prepared_result(statement, columns))
-    told = pb.ActionCreatePreparedStatementResult.FromString(outer.value)
+    found = pb.ActionCreatePreparedStatementResult.FromString(outer.value)
     assert outer.type_url.endswith(".sql.ActionCreatePreparedStatementResult")
-    assert pa.ipc.read_schema(pa.py_buffer(told.dataset_schema)) == columns
-    handle = told.prepared_statement_handle
+    assert pa.ipc.read_schema(pa.py_buffer(found.dataset_schema)) == columns
+    handle = found.prepared_statement_handle
     query = pb.CommandPreparedStatementQuery(prepared_statement_handle=handle)
     assert command_of(packed(query)) == statement
     close = pb.ActionClosePreparedStatementRequest(prepared_statement_handle=handle)
     assert prepared_by(CLOSE, packed(close)) is None
 
 
-def test_what_cannot_be_prepared() -> None:
+def test_statements_that_cannot_be_prepared() -> None:
     """Another action or message, a transaction, bytes that are none, and a long statement."""
     asked = pb.ActionCreatePreparedStatementRequest(query="SELECT 1", transaction_id=b"1")
     with pytest.raises(UnsupportedError, match="expected a query without one"):
@@ -213,9 +213,9 @@ def test_tables_about_tables() -> None:
 
 def test_facts_about_the_server() -> None:
     """Those that are asked for and known, or all."""
-    told = information_table([], version="1.2").to_pylist()
-    assert {each["info_name"]: each["value"] for each in told} == {
+    reported = information_table([], version="1.2").to_pylist()
+    assert {each["info_name"]: each["value"] for each in reported} == {
         0: "dlog", 1: "1.2", 3: True, 4: True, 5: False, 8: 0, 9: False,
     }  # fmt: skip
-    told = information_table([8, 12_345], version="1.2").to_pylist()
-    assert told == [{"info_name": 8, "value": 0}]
+    reported = information_table([8, 12_345], version="1.2").to_pylist()
+    assert reported == [{"info_name": 8, "value": 0}]

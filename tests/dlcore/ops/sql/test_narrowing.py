@@ -14,6 +14,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import RecordPlace
 from dlcore.log.entries.batches import read_schema, typed_read_fields
 from dlcore.ops.sql.narrowing import ROWS_LEFT, columns_in, narrowed
+from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ def test_the_part_has_all_rows(where: pc.Expression, first: int, end: int) -> No
 
 
 def test_nothing_is_left() -> None:
-    """Of a filter that holds for none, and of a log that is short."""
+    """The part for a filter that holds for none, and for a short log."""
     start, end = part_of(pc.field("_timestamp") > at(10**12))
     assert end - start <= ROWS_LEFT
     few = place_at(FIRST + 10)
@@ -81,9 +82,9 @@ def test_a_log_of_bytes() -> None:
     assert 600_000 - ROWS_LEFT <= start <= 600_000 < end <= 600_001 + ROWS_LEFT
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_any_ranges(seed: int) -> None:
-    """Of any filter over numbers, each row that it keeps is in the part."""
+    """Each row that a filter over numbers keeps is in the part."""
     rng = random.Random(seed)
 
     def numbers() -> int:

@@ -40,7 +40,7 @@ NAMESPACE = "PYICEBERG_CATALOG__DLOG__NAMESPACE"
 def test_a_rest_catalog_that_loses_answers(
     tmp_path: Path, request: pytest.FixtureRequest, what: str
 ) -> None:
-    """It has registered a table, or made a commit, and nobody was told; nothing is added twice."""
+    """It has registered a table, or made a commit, and no answer came; nothing is added twice."""
     met: list[str] = []
     fates: list[str] = []
 
@@ -120,7 +120,7 @@ def test_a_rest_catalog_that_does_not_answer(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv(CATALOG_URI, f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv(TIMEOUT, "50")
-        with pytest.raises(ObjectStoreError, match=r"opening the catalog of .*: ReadTimeout"):
+        with pytest.raises(ObjectStoreError, match=r"catalog dlog: opening it for .*: ReadTimeout"):
             open_catalog(url)
         for wrong in ("0", "1 s"):
             monkeypatch.setenv(TIMEOUT, wrong)

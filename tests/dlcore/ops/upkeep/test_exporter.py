@@ -138,8 +138,8 @@ def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "dlcore.ops.upkeep.exporter"):
             assert not await worker.export()
         assert "denied; to do: let auto-recovery list, write and delete" in caplog.text
-        (told,) = await at.repairs.read_troubles()
-        assert (told.sweep, told.count) == ("export", 1)
+        (trouble,) = await at.repairs.read_troubles()
+        assert (trouble.sweep, trouble.count) == ("export", 1)
         assert at.exports() == []
         assert "age_seconds" in at.shown()
         objects.put_new = real  # type: ignore[method-assign]
@@ -164,8 +164,8 @@ def test_a_damaged_log_and_a_damaged_export(caplog: pytest.LogCaptureFixture) ->
             assert await worker.export()
         assert "an export is made anew: " in caplog.text
         assert "the export leaves out log clicks, whose metadata are damaged" in caplog.text
-        (told,) = await at.repairs.read_troubles()
-        assert "leaves out log clicks" in told.found[0]
+        (trouble,) = await at.repairs.read_troubles()
+        assert "leaves out log clicks" in trouble.found[0]
         last = await at.repairs.read_last_export()
         assert last is not None
         assert last.left_out == 1

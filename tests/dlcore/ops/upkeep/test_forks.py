@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.records import LogRecordWithDLSN
 
-STRIDE = amount(1, sampled=6)
+STRIDE = amount(1, sampled=11)
 
 
 async def tier_segments(scene: TierScene, *, segments: int = 3, appends: int = 4) -> None:
@@ -194,7 +194,7 @@ def test_a_fork_ends_at_any_entry() -> None:
 
 
 def test_a_fork_is_tiered_truncated_and_expires_by_itself() -> None:
-    """What is written to it becomes cold too, and its retention takes nothing from the source."""
+    """Records written to it become cold too, and its retention takes nothing from the source."""
 
     async def body(scene: TierScene) -> None:
         await tier_segments(scene)
@@ -274,7 +274,7 @@ def test_positions_that_are_refused(at: DLSN, expected: str) -> None:
     on_tier_scene(body, appends=6)
 
 
-def test_what_cannot_be_forked() -> None:
+def test_logs_that_cannot_be_forked() -> None:
     """A log without objects, one that is not there, and names that are taken or wrong."""
 
     async def body(scene: TierScene) -> None:

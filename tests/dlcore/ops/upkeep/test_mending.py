@@ -109,7 +109,7 @@ class Run:
 @pytest.mark.parametrize(
     ("is_stored", "state"), [(True, MendState.MENDED), (False, MendState.OVERTAKEN)]
 )
-def test_of_the_old_ledgers(is_stored: bool, state: MendState) -> None:
+def test_an_object_is_made_of_the_old_ledgers(is_stored: bool, state: MendState) -> None:
     """The new object has a name of its own, and is read back before the ledger names it."""
     run = Run()
     assert run.handle(Signal.BEGIN) == Make()
@@ -122,8 +122,8 @@ def test_of_the_old_ledgers(is_stored: bool, state: MendState) -> None:
     assert run.machine.state is state
 
 
-def test_of_another_object_of_the_folder() -> None:
-    """Of several the newest first; what differs, or cannot be read, is passed over."""
+def test_an_object_is_made_of_another_one_in_the_folder() -> None:
+    """The newest comes first; one that differs, or cannot be read, is passed over."""
     run = Run()
     own = url_of(LEDGER, 2)
     assert run.listing(f"{FOLDER}/8-t-0-1", f"{FOLDER}/7-t-1-1", own, f"{FOLDER}/9-t-0-1") == Read(
@@ -134,7 +134,7 @@ def test_of_another_object_of_the_folder() -> None:
     assert run.handle(Have(FACTS, 80)) == Write("7-t-1-1001.parquet")
 
 
-def test_a_hole_is_told_with_all_that_was_tried() -> None:
+def test_a_hole_is_reported_with_all_that_was_tried() -> None:
     """Its entries, its object, and each source."""
     run = Run()
     assert run.handle(Signal.BEGIN) == Make()
@@ -177,7 +177,7 @@ def test_another_name_after_a_failure_and_then_no_more(event: Event) -> None:
 
 
 def test_stores_that_are_away_end_it() -> None:
-    """The metadata at any step, the objects where they are listed; no hole is told."""
+    """The metadata at any step, the objects where they are listed; no hole is reported."""
     away = MetadataConnectionError("no answer")
     run = Run()
     run.handle(Signal.BEGIN)
@@ -194,7 +194,7 @@ def test_stores_that_are_away_end_it() -> None:
     assert run.failed(run.handle(CallFailed(away))) is away
 
 
-def test_of_many_objects_some_are_read() -> None:
+def test_some_of_many_objects_are_read() -> None:
     """The folder of a segment that was tiered again and again has many."""
     run, count = Run(), 0
     effect = run.listing(*(f"{FOLDER}/{n}-t-0-1" for n in range(10, 10 + 2 * TWINS_MAX)))
@@ -206,7 +206,7 @@ def test_of_many_objects_some_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "changed", "told"),
+    ("number", "changed", "reason"),
     [
         (1, {}, ""),
         (1, {"entries": 3}, "entries 3, and the chain says 2"),
@@ -218,9 +218,9 @@ def test_of_many_objects_some_are_read() -> None:
         (2, {"crc32c": 12, "entries": 1}, "entries 1, and the chain says 2"),
     ],
 )
-def test_the_difference_to_the_chain(number: int, changed: dict[str, object], told: str) -> None:
+def test_the_difference_to_the_chain(number: int, changed: dict[str, object], reason: str) -> None:
     """Each fact that the chain has is compared."""
-    assert difference(LEDGER, number, replace(FACTS, **changed)) == told
+    assert difference(LEDGER, number, replace(FACTS, **changed)) == reason
     assert difference(ledger_of(None), 0, FACTS) == ""
     assert [end_entry_of(LEDGER, n) for n in range(3)] == [2, 4, 6]
 

@@ -23,7 +23,7 @@ from dlcore.metadata.stored import decode
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merger import LogMerger
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount

@@ -132,7 +132,7 @@ def test_a_swap_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
         path = scene.cluster.paths.log_of(scene.log._log.log_id).head
 
         async def touch() -> None:
-            # Somebody changes the head between each look and the swap.
+            # Another process changes the head between each look and the swap.
             node = await store.get(path)
             assert node is not None
             await store.put(path, node.value, version=node.version)

@@ -34,6 +34,7 @@ from dlcore.ops.upkeep.merging import (
     plan_swap,
     weight_of,
 )
+from tests.fixtures.lengths import for_each
 
 POLICY = MergePolicy(
     large_weight=1_000_000,
@@ -76,7 +77,7 @@ def plan(*weights: int, policy: MergePolicy = POLICY) -> tuple[int, int] | None:
         ((2_000, 1_000_000, 2_000, 1_000_000, 2_000, 2_000), None),
     ],
 )
-def test_what_is_merged(weights: tuple[int, ...], run: tuple[int, int] | None) -> None:
+def test_extents_that_are_merged(weights: tuple[int, ...], run: tuple[int, int] | None) -> None:
     """Adjacent ones that together weigh four times the heaviest of them; the lightest first."""
     assert plan(*weights) == run
 
@@ -88,7 +89,7 @@ def test_a_step_is_bounded() -> None:
     assert run == MergeRun(first=0, end=50)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@for_each(range(6))
 def test_a_record_is_copied_few_times_and_few_extents_are_left(seed: int) -> None:
     """Merge as soon as it pays, after each append of any weight: the worst that can be asked for.
 
@@ -223,7 +224,7 @@ def read_nodes(nodes: dict[str, bytes], count: int) -> tuple[list[Extent], int]:
     return extents, read
 
 
-@pytest.mark.parametrize("seed", range(300))
+@for_each(range(300))
 def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> None:
     """In one chunk, over several, in the end of a completed segment, and over both."""
     rng = random.Random(seed)
@@ -252,7 +253,7 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     count = sum(chunk.covers for _, chunk in stored.chunks)
     found, read = read_nodes(nodes, count)
     assert found == [*extents[: run.first], merged, *extents[run.end :]]
-    assert len(nodes) == read + (stored.end is not None)  # nothing is left that nobody reads
+    assert len(nodes) == read + (stored.end is not None)  # nothing unread is left
     head = change.ops[-1]
     assert isinstance(head, Put)
     assert (head.path, head.version) == (PATHS.head, 11)

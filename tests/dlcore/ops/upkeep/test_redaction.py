@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from dlcore.base.errors import DLError, LogNotFoundError, ObjectStoreError, UnsupportedError
 from dlcore.base.steps import CallFailed, Ended
 from dlcore.log.metadata.segment import ColdExtent, Extent
@@ -26,7 +24,7 @@ from dlcore.ops.upkeep.redaction import (
     Wait,
     plan_runs,
 )
-from tests.fixtures.lengths import amount
+from tests.fixtures.lengths import amount, for_each
 
 
 def extent(ledger_id: int, *, cold: bool = False, size: int = 100) -> Extent:
@@ -119,7 +117,7 @@ def test_the_segment_in_progress_is_completed_first() -> None:
 
 
 def test_an_obstacle_forbids_to_begin() -> None:
-    """Goal: all obstacles are told at once."""
+    """Goal: all obstacles are reported at once."""
     steps = Steps()
     steps.send(Signal.BEGIN)
     effect = steps.send(Scanned(runs=(run_of(1),), obstacles=("a fork", "a table")))
@@ -127,7 +125,7 @@ def test_an_obstacle_forbids_to_begin() -> None:
     assert str(effect.outcome) == "a fork; a table"
 
 
-def test_what_is_left_is_tried_again_until_patience_is_over() -> None:
+def test_the_rest_is_tried_again_until_patience_is_over() -> None:
     """Goal: a store that is away stops no other step; the reasons are those of the last round."""
     steps = Steps()
     steps.send_all(Signal.BEGIN, Scanned(is_begun=True, kept=("a truncated segment",)))
@@ -143,7 +141,7 @@ def test_what_is_left_is_tried_again_until_patience_is_over() -> None:
 
 
 def test_kept_rows_are_no_good_end() -> None:
-    """Goal: a truncated segment that stays keeps its rows, and that is told."""
+    """Goal: a truncated segment that stays keeps its rows, and that is reported."""
     steps = Steps()
     seen = Scanned(kept=("kept",))
     assert steps.send_all(Signal.BEGIN, seen, *DONE) == Ended(False)
@@ -170,7 +168,7 @@ def test_errors_end_it_and_a_log_that_always_has_rows_too() -> None:
     assert "scanned 10 times" in str(effect.outcome)
 
 
-@pytest.mark.parametrize("seed", range(amount(500, sampled=50)))
+@for_each(range(amount(500, sampled=50)))
 def test_a_good_end_means_that_nothing_was_left(seed: int) -> None:  # noqa: C901  one answer each
     """Method: answers at random, of a world that the machine sees through its effects only."""
     rng = random.Random(seed)

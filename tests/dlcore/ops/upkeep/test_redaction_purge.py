@@ -1,4 +1,4 @@
-"""Old copies of redacted rows: each that cannot go yet is told, and goes later."""
+"""Old copies of redacted rows: each that cannot go yet is reported, and goes later."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_versions_before_the_last_checkpoint_go() -> None:
     assert sorted(gone) == sorted([names[0], names[1], parts[1], f"{0:020}.crc"])
 
 
-def test_truncated_rows_that_stay_are_told() -> None:
+def test_truncated_rows_that_stay_are_reported() -> None:
     """Goal: a log that keeps truncated segments keeps the rows; once they go, nothing is left."""
 
     async def body(scene: Scene) -> None:
@@ -71,7 +71,7 @@ def test_purging_removes_copies_of_records_that_the_log_has_no_more() -> None:
         log = await scene.namespace.open_log("clicks")
         await log.truncate((await log.get_log_segments())[-1].start)
         await scene.namespace.log_context.tidier.settled()
-        where = "name = 'nobody'"
+        where = "name = 'unknown'"
         receipt = await (await scene.redactor(where=where)).redact()
         assert (receipt.rows, receipt.objects, receipt.is_purged) == (0, 0, False)
         assert any(".parquet" in each for each in scene.copies())
@@ -83,7 +83,7 @@ def test_purging_removes_copies_of_records_that_the_log_has_no_more() -> None:
     on_scene(body)
 
 
-def test_a_tier_that_does_not_answer_is_told_with_what_helps(
+def test_a_silent_tier_is_reported_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Goal: an operator whose own tier answers learns why another one has to, before and after."""
@@ -95,11 +95,11 @@ def test_a_tier_that_does_not_answer_is_told_with_what_helps(
             yield ()
 
         monkeypatch.setattr(scene.objects, "list_below", refuse)
-        told = f"tier {TIER} must .*Permission denied; see dlog cluster tiers.*forget-tier {TIER}"
-        with pytest.raises(ObjectStoreError, match=told):
+        found = f"tier {TIER} must .*Permission denied; see dlog cluster tiers.*forget-tier {TIER}"
+        with pytest.raises(ObjectStoreError, match=found):
             await (await scene.redactor()).redact()
-        receipt = await (await scene.redactor(where="name = 'nobody'")).redact(purge=True)
-        assert re.search(told, "; ".join(receipt.left))
+        receipt = await (await scene.redactor(where="name = 'unknown'")).redact(purge=True)
+        assert re.search(found, "; ".join(receipt.left))
 
     on_scene(body)
 
@@ -144,7 +144,7 @@ async def answer(scene: Scene, name: str, token: str, erased: Erased) -> None:
 
 
 def test_it_ends_when_all_bookies_have_answered() -> None:
-    """Goal: each bookie that has a cookie is asked; reasons are told; then nothing is left."""
+    """Goal: each bookie that has a cookie is asked; reasons are reported; then nothing is left."""
 
     async def body(scene: Scene) -> None:
         store, paths = scene.namespace.log_context.store, scene.cluster.paths
@@ -184,7 +184,7 @@ async def _node(store: MetadataStore, path: str) -> Any:
     return await store.get(path)
 
 
-def test_ledgers_that_cannot_go_yet_are_told_and_bookies_are_asked_later() -> None:
+def test_ledgers_that_cannot_go_yet_are_reported_and_bookies_are_asked_later() -> None:
     """Goal: a repair may still copy, an append still fill; no answer counts that came before."""
 
     async def body(scene: Scene) -> None:

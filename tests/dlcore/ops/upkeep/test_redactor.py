@@ -270,7 +270,7 @@ async def refused(scene: Scene, error: type[Exception], **options: Any) -> str:
     return str(raised.value)
 
 
-def test_what_is_no_redaction_is_refused_at_once() -> None:
+def test_a_condition_that_is_no_redaction_is_refused_at_once() -> None:
     """Goal: logs of bytes, wrong columns, and a cluster whose members cannot all erase."""
 
     async def body(scene: Scene) -> None:
@@ -398,7 +398,7 @@ def test_a_writer_that_gives_turns_lets_its_segment_be_completed() -> None:
 
 
 def test_a_dead_writers_segment_is_completed() -> None:
-    """Goal: nobody has to recover the log first."""
+    """Goal: no operator has to recover the log first."""
 
     async def body(scene: Scene) -> None:
         other = await scene.cluster.open("writer", config=WRITING)
@@ -447,7 +447,7 @@ def test_logs_of_one_append_share_a_ledger() -> None:
 
 
 def test_one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a worker that merges or tiers the log is waited for, and then told."""
+    """Goal: a worker that merges or tiers the log is waited for, and then named in an error."""
 
     async def body(scene: Scene) -> None:
         context = scene.namespace.log_context
@@ -457,22 +457,22 @@ def test_one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         reason = await refused(scene, OwnershipAcquireFailedError)
         assert "a worker of auto-recovery does the upkeep" in reason
         monkeypatch.setattr(redactor_module, "_LOCK_PATIENCE_S", 60.0)
-        told: list[str] = []
+        reported: list[str] = []
 
         def report(text: str) -> None:
-            if not told:
-                told.append(text)
+            if not reported:
+                reported.append(text)
                 ended.append(asyncio.ensure_future(context.store.delete(lock)))
 
         ended: list[object] = []
         assert (await (await scene.redactor(report=report)).redact()).left == ()
-        assert told == ["waiting for the worker that does the log's upkeep"]
+        assert reported == ["waiting for the worker that does the log's upkeep"]
 
     on_scene(body)
 
 
 def test_imported_metadata_and_a_left_table_are_obstacles() -> None:
-    """Goal: what would keep old copies is told before anything is changed."""
+    """Goal: settings that would keep old copies are reported before any change."""
 
     async def body(scene: Scene) -> None:
         context, paths = scene.namespace.log_context, scene.cluster.paths

@@ -108,7 +108,7 @@ def damaged(data: bytes) -> bytes:
 
 
 def test_a_whole_tier() -> None:
-    """All is read once in a period, and nothing is told."""
+    """All is read once in a period, and nothing is reported."""
 
     async def body(at: Scrubbed) -> None:
         assert await at.pass_all() == 0
@@ -257,7 +257,7 @@ def test_a_reader_goes_on_when_an_object_is_replaced() -> None:
     on_scrubbed(body)
 
 
-def test_what_is_deleted_meanwhile_is_no_damage() -> None:
+def test_an_object_deleted_meanwhile_is_no_damage() -> None:
     """The ledger is gone, or names another object by now."""
 
     async def body(at: Scrubbed) -> None:

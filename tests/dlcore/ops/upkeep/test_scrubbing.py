@@ -20,11 +20,11 @@ from dlcore.ops.upkeep.scrubbing import (
     Examined,
     Find,
     Found,
+    ListLedger,
     NoneAhead,
     ScrubRound,
     ScrubState,
     Signal,
-    Tell,
     Verdict,
 )
 
@@ -115,7 +115,7 @@ def test_a_pass_reads_all_once_in_its_period_at_an_even_pace() -> None:
     assert [each[1:] for each in tier.read[600:603]] == [(1, 0), (1, 1), (2, 0)]
 
 
-def test_what_becomes_cold_meanwhile_is_read_in_the_same_pass() -> None:
+def test_a_segment_that_becomes_cold_meanwhile_is_read_in_the_same_pass() -> None:
     """Also if one object alone was there before, whose pause would be long."""
     tier = Tier({1: [10]})
     tier.run(until_ms=START_MS + DAY_MS)
@@ -166,15 +166,15 @@ def test_damage_is_reported_and_the_pass_goes_on() -> None:
     work = Round(begun())
     assert work.handle(Begin(START_MS)) == Find(0, 0)
     assert work.handle(Found(4, 1, 10)) == Examine(4, 1)
-    assert work.handle(Examined(DAMAGED, START_MS)) == Tell(4)
-    progress = work.ended(work.handle(Signal.TOLD))
+    assert work.handle(Examined(DAMAGED, START_MS)) == ListLedger(4)
+    progress = work.ended(work.handle(Signal.LISTED))
     assert (progress.ledger_id, progress.number, progress.damaged) == (4, 2, 1)
     assert (progress.objects, progress.read_bytes, progress.left_bytes) == (1, 10, 990)
     work = Round(replace(progress, due_ms=START_MS))
     assert work.handle(Begin(START_MS)) == Find(4, 2)
 
 
-def test_what_cannot_be_read_now_is_tried_again_then_skipped() -> None:
+def test_an_unreadable_object_is_tried_again_then_skipped() -> None:
     """A store that is away stops the pass; one object that never answers does not."""
     progress = begun()
     for tries in range(1, TRIES_MAX):

@@ -201,7 +201,7 @@ def test_a_staged_ledger_without_a_registration_is_damage() -> None:
     assert str(error) == f"ledger {WRITTEN} of an extent is not registered"
 
 
-def test_what_the_store_refuses_ends_it() -> None:
+def test_a_refusal_of_the_store_ends_it() -> None:
     """And so do too many attempts."""
     gone = LedgerNotFoundError("gone")
     bench = Bench()

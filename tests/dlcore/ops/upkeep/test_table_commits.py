@@ -38,7 +38,7 @@ from dlcore.ops.upkeep.table_commits import (
     TableState,
     Tidy,
 )
-from tests.fixtures.lengths import amount
+from tests.fixtures.lengths import amount, for_each
 from tests.fixtures.nodes import refused
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def as_file(found: ObjectAt) -> TableFile:
 
 
 SAME = Chain(FIRST, (1, 6), (), (X,))
-"""What a chain that ends with `B` has after it."""
+"""The continuation of a chain that ends with `B`."""
 A, B, C = at(1, 0, 4), at(1, 4, 6), at(3, 0, 5)
 
 
@@ -211,7 +211,7 @@ def test_an_unknown_outcome_is_looked_up_before_anything_is_added() -> None:
 
 
 def test_errors_that_are_not_of_the_store_end_it_at_once() -> None:
-    """So do those of looks."""
+    """Failures of looks do the same."""
     run = Run()
     run.looked(seen(0, A))
     run.handle(ChainRead(chain(A, B)))
@@ -302,7 +302,7 @@ def part(*numbers: int, first: Place = FIRST, goes_on: bool = True) -> Chain:
 
 
 def test_files_are_compared_part_by_part_and_some_in_each_run() -> None:
-    """Of a log of any size one part is in memory; what is new comes in each run."""
+    """One part of a log of any size is in memory; each run adds new files."""
     table = seen(1, *MANY[:8])
     run = Run(compare_max=4)
     assert run.looked(table) == ReadChain(FIRST)
@@ -378,7 +378,7 @@ def test_a_column_of_another_type_is_refused() -> None:
 
 
 def test_checkpoints_are_made_of_some_versions() -> None:
-    """If one fails, commits go on, and it is told at the end; a new process tries again."""
+    """If one fails, commits go on, and it is reported at the end; a new process tries again."""
     run = Run(checkpoint_every=2)
     assert run.looked(seen(2, A)) == Tidy()
     assert run.handle(Signal.DONE) == ReadChain(FIRST)
@@ -545,7 +545,7 @@ def test_a_checkpoint_of_many_files_is_made_less_often() -> None:
     assert effect_at(12, 7, 4_000) == Tidy()
 
 
-@pytest.mark.parametrize("seed", range(amount(3_000, sampled=150)))
+@for_each(range(amount(3_000, sampled=150)))
 def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
     """However they meet, a file is added once; in the end the table has what the log has."""
     world = World(seed)

@@ -11,7 +11,7 @@ import pytest
 
 from dlcore.base.background import side_tasks
 from dlcore.base.config import LogSettings
-from dlcore.base.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError, ObjectStoreError
 from dlcore.base.isolating import Troubles
 from dlcore.base.records import LogRecord
 from dlcore.metadata import cluster_features
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.metadata.cluster_settings import Value
     from dlcore.metadata.port import Versioned
+    from dlcore.wire.digest import BytesLike
 
 OTHER = "s3://bucket/others"
 OF_ALL = replace(CONFIG_OF_TIERS, tier=OTHER, tier_after_s=AGE_MS / 1000)
@@ -108,7 +109,7 @@ def test_a_quiet_log_costs_nothing_until_something_can_be_due() -> None:
 
 
 def test_deleted_logs_are_forgotten() -> None:
-    """What a worker knows is bounded by the logs that there are."""
+    """The memory of a worker is bounded by the logs that there are."""
 
     async def body(scene: TierScene) -> None:
         worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS)
@@ -281,7 +282,7 @@ def test_a_worker_tiers_between_its_rounds(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_after_a_failure_the_next_round_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is away is not asked each few seconds, and is told once in a round."""
+    """A store that is away is not asked each few seconds, and is reported once in a round."""
     monkeypatch.setattr(upkeep_worker, "_EARLY_S", 0.01)
 
     async def body(scene: TierScene) -> None:
@@ -302,6 +303,61 @@ def test_after_a_failure_the_next_round_tries_again(monkeypatch: pytest.MonkeyPa
         scene.objects.failing.clear()
         await worker.tier()
         assert await cold_segments(log) == [True]
+
+    on_tier_scene(body, appends=1)
+
+
+def test_a_log_whose_objects_are_refused_delays_no_other() -> None:
+    """Its folder is full or read-only, say: the others of its tier wait for one round."""
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
+        logs = [await tiered_log(scene, name, 0) for name in ("first", "second")]
+        for log in logs:
+            await complete_segment(log)
+        scene.pass_time()
+        store = scene.merging.log_context.store
+        await store.sync("/")
+        put_new = scene.objects.put_new
+
+        async def refuse(url: str, data: BytesLike) -> None:
+            if scene.log.log_id in url:
+                raise ObjectStoreError(f"writing {url}: Read-only file system")
+            await put_new(url, data)
+
+        troubles = Troubles()
+        with patch.object(scene.objects, "put_new", refuse):
+            for _ in range(2):
+                troubles = Troubles()
+                await worker._tiers.tier(troubles)
+                await store.sync("/")
+        assert [await cold_segments(log) for log in logs] == [[True], [True]]
+        assert [each.partition(":")[0] for each in troubles.found] == ["tiering log clicks"]
+        assert not any(await cold_segments(scene.log))
+        await worker.tier()
+        assert await is_cold(scene) == [True]
+
+    on_tier_scene(body, appends=1)
+
+
+def test_a_store_that_refuses_all_is_reported_with_the_logs_that_wait() -> None:
+    """It is asked for one log in a round, each time for another."""
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
+        for name in ("first", "second"):
+            await complete_segment(await tiered_log(scene, name, 0))
+        scene.pass_time()
+        await scene.merging.log_context.store.sync("/")
+        asked = []
+        for _ in range(3):
+            troubles = Troubles()
+            scene.objects.failing["put_new"] = ["lost"] * 99
+            await worker._tiers.tier(troubles)
+            log, others = troubles.found
+            assert others.startswith(f"2 more logs wait: ObjectStoreError: {TIER} failed before")
+            asked.append(log.partition(":")[0].removeprefix("tiering log "))
+        assert sorted(asked) == ["clicks", "first", "second"]
 
     on_tier_scene(body, appends=1)
 

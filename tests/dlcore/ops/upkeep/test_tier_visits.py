@@ -78,7 +78,7 @@ def test_which_segments_are_due(head: LogHead, is_due: bool) -> None:
     assert young == Look(None, 4, 2_006 if is_due else 4_005)
 
 
-def test_what_is_done_is_not_read_again() -> None:
+def test_a_finished_object_is_not_read_again() -> None:
     """Cold segments, and those that no object can hold, up to the first other one."""
     ends = [(4, end(cold=True)), (5, end()), (6, end()), (7, end(cold=True)), (8, None)]
     head = LogHead(max_lssn=8)
@@ -96,7 +96,7 @@ def test_what_is_done_is_not_read_again() -> None:
 @pytest.mark.parametrize(
     ("after_bytes", "lssn"), [(None, None), (301, None), (300, 4), (200, 4), (199, 4), (0, 4)]
 )
-def test_what_is_newer_pushes_segments_out(after_bytes: int | None, lssn: int | None) -> None:
+def test_newer_segments_push_older_ones_out(after_bytes: int | None, lssn: int | None) -> None:
     """The bytes of later segments on bookies, and of the one in progress."""
     tail = OpenSegment(created_ms=9, start_sequence_id=0, packed=pack([extent(9)]))
     ends = [(3, end(cold=True)), (4, end()), (5, end()), (6, end(cold=True)), (7, end())]

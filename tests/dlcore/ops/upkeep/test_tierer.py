@@ -528,7 +528,7 @@ def test_a_lost_object_is_an_error_that_names_it() -> None:
 
 
 def test_encrypted_segments_stay(caplog: pytest.LogCaptureFixture) -> None:
-    """They would be plain in the store; it is told once, and later ones go."""
+    """They would be plain in the store; that is reported once, and later ones go."""
 
     async def body(scene: TierScene) -> None:
         encrypting = await scene.cluster.open("keys", encryption_keys=fixed_keys("one"))

@@ -25,6 +25,7 @@ from dlcore.ops.upkeep.tiering import (
     Event,
     PutInPlace,
     ReadBack,
+    RunPlace,
     Signal,
     Swapped,
     TierRun,
@@ -78,7 +79,7 @@ class Run:
 
     def __init__(self) -> None:
         parts = [extent(1), extent(2)]
-        self.machine = TierRun(lssn=4, first_entry=10, first_sequence_id=50, parts=parts)
+        self.machine = TierRun(RunPlace(4, 10, 50), parts)
 
     def handle(self, event: Event) -> Effect:
         """Feed an event."""
@@ -175,7 +176,7 @@ def test_other_entries_than_the_metadata_says(changed: dict[str, Any]) -> None:
 
 
 def test_any_other_error_ends_it() -> None:
-    """Of bookies while an object is made, and of the metadata at each step."""
+    """Losses of bookies while an object is made, and of the metadata at each step."""
     run = Run()
     run.writing()
     error = LedgerReadError("away")

@@ -146,15 +146,15 @@ def test_a_log_that_fails_is_tried_less_and_less_often() -> None:
         upkeep = worker(scene.merging)
 
         def pause_s() -> float:
-            upkeep._back_off("broken")
-            retry = upkeep._retries["broken"]
+            upkeep._requests._back_off("broken")
+            retry = upkeep._requests._retries["broken"]
             retry.due_s = 0.0  # its time has come
             return retry.pause_s
 
         pauses = [pause_s() for _ in range(20)]
         assert pauses[:3] == [0.01, 0.02, 0.04]
         assert pauses[-1] == 600
-        await upkeep.serve()  # nobody asks for it any more
+        await upkeep.serve()  # it is not asked for any more
         assert pause_s() == 0.01
 
     on_scene(body, appends=3)
@@ -175,7 +175,7 @@ def test_a_log_that_fails_hides_no_other() -> None:
     on_scene(body, appends=60)
 
 
-def test_what_a_truncation_left_goes_too() -> None:
+def test_the_rest_of_a_truncation_goes_too() -> None:
     """Its process died after the head said so: the log's next upkeep removes the data."""
 
     async def body(scene: Scene) -> None:
@@ -225,7 +225,7 @@ def test_a_sweep_removes_what_no_log_needs() -> None:
     on_scene(body, appends=60)
 
 
-def test_what_is_damaged_keeps_a_sweep_from_nothing_else(
+def test_damage_stops_no_other_work_of_a_sweep(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The damage is logged, and records of commits are still removed by their age."""

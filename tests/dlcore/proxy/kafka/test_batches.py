@@ -114,21 +114,22 @@ def test_the_header_says_what_is_in_the_batch(count: int) -> None:
     assert made.end == 77 + count
     batch: Any = read_batch(data, 0)[0]
     assert [each.value for each in batch.records] == values
-    told = batch.records[-1]
-    assert {each.key: each.value for each in told.headers} == {
+    added = batch.records[-1]
+    assert {each.key: each.value for each in added.headers} == {
         b"dlsn": f"{count + 4}:{count + 4}:{count + 4}".encode(),
         b"txid": f"{count + 4}".encode(),
     }
 
 
-@pytest.mark.parametrize("has_told", [False, True])
-def test_keys_nulls_and_headers(has_told: bool) -> None:
+@pytest.mark.parametrize("has_more", [False, True])
+def test_keys_nulls_and_headers(has_more: bool) -> None:
     """Another implementation reads what a record has of them, for few records as for many."""
     count = FEW_RECORDS + 1
     some = {"key": "h", "value": b"1"}
     own = [[some, {"key": "n", "value": None}], None, [], [None, {"key": None, "value": b""}]]
     found = with_headers(
-        pa.chunked_array([(own * count)[:count]], HEADERS), headers(count, 0) if has_told else None
+        pa.chunked_array([(own * count)[:count]], HEADERS),
+        headers(count, 0) if has_more else None,
     )
     keys = pa.chunked_array([([b"k" * 70, None, b""] * count)[:count]], pa.binary())
     values = pa.chunked_array([([b"v", None] * count)[:count]], pa.binary())
@@ -137,10 +138,10 @@ def test_keys_nulls_and_headers(has_told: bool) -> None:
     records: Any = read_batch(data, 0)[0].records
     assert [each.key for each in records] == keys.to_pylist()
     assert [each.value for each in records] == values.to_pylist()
-    told = [b"dlsn", b"txid"] if has_told else []
+    added = [b"dlsn", b"txid"] if has_more else []
     expected = [[b"h", b"n"], [], [], [b"", b""]]
     for number, each in enumerate(records):
-        assert [one.key for one in each.headers] == expected[number % 4] + told
+        assert [one.key for one in each.headers] == expected[number % 4] + added
     assert [one.value for one in records[0].headers][:2] == [b"1", None]
     plain = bytes_of(batch_of(values, times, offset=0, headers=None))
     assert [each.value for each in read_batch(plain, 0)[0].records] == values.to_pylist()

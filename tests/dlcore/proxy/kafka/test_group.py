@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from dlcore.proxy.kafka.group import (
     MEMBERS_MAX,
+    Answered,
     Commit,
     Effect,
     Gone,
@@ -21,7 +22,6 @@ from dlcore.proxy.kafka.group import (
     Leave,
     Passed,
     Sync,
-    Told,
 )
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ class Driven:
         assert found.code is OK
         return found
 
-    def told(self, call: int) -> tuple[ErrorCode, bytes]:
+    def answered(self, call: int) -> tuple[ErrorCode, bytes]:
         """Return the answer to a sync."""
         found = self.answers[call]
-        assert isinstance(found, Told)
+        assert isinstance(found, Answered)
         return found.code, found.assignment
 
 
@@ -153,7 +153,7 @@ def test_one_member_reads_and_the_other_stands_by() -> None:
         call=call, code=OK, member="a", generation=1, protocol="range", leader="a",
         members=[("a", b"topics")],
     )  # fmt: skip
-    assert driven.told(driven.sync("a", {"a": b"all"})) == (OK, b"all")
+    assert driven.answered(driven.sync("a", {"a": b"all"})) == (OK, b"all")
     second = driven.join(new="b")
     assert second not in driven.answers
     assert driven.beat("a") is AGAIN
@@ -164,9 +164,9 @@ def test_one_member_reads_and_the_other_stands_by() -> None:
     waiting = driven.sync("b")
     assert waiting not in driven.answers
     assert driven.commit("b") is AGAIN
-    assert driven.told(driven.sync("a", {"a": b"all"})) == (OK, b"all")
-    assert driven.told(waiting) == (OK, b"")
-    assert driven.told(driven.sync("b")) == (OK, b"")
+    assert driven.answered(driven.sync("a", {"a": b"all"})) == (OK, b"all")
+    assert driven.answered(waiting) == (OK, b"")
+    assert driven.answered(driven.sync("b")) == (OK, b"")
     assert (driven.beat("a"), driven.commit("a"), len(driven.group)) == (OK, OK, 2)
 
 
@@ -177,7 +177,7 @@ def test_a_member_that_leaves_is_followed_by_another() -> None:
     assert driven.beat("b") is AGAIN
     call = driven.join("b")
     assert (driven.joined(call).leader, driven.joined(call).generation) == ("b", 3)
-    assert driven.told(driven.sync("b", {"b": b"all"})) == (OK, b"all")
+    assert driven.answered(driven.sync("b", {"b": b"all"})) == (OK, b"all")
     assert driven.leave("a") is UNKNOWN
     assert driven.leave("b") is OK
     assert (driven.group.state, driven.group.due_s) == (GroupState.EMPTY, None)
@@ -221,24 +221,24 @@ def test_the_leader_may_die_before_its_word() -> None:
     assert driven.group.state is GroupState.SYNCING
     waiting = driven.sync("b")
     driven.passed(SESSION_S)
-    assert driven.told(waiting) == (AGAIN, b"")
+    assert driven.answered(waiting) == (AGAIN, b"")
     assert driven.joined(driven.join("b")).leader == "b"
 
 
 def test_calls_of_others_are_refused() -> None:
-    """By nobody, of an earlier generation, and in a round."""
+    """By no member, of an earlier generation, and in a round."""
     driven = stable("a", "b")
     assert driven.beat("c") is UNKNOWN
     assert driven.beat("a", age=1) is STALE
-    assert driven.told(driven.sync("c"))[0] is UNKNOWN
-    assert driven.told(driven.sync("a", age=1))[0] is STALE
+    assert driven.answered(driven.sync("c"))[0] is UNKNOWN
+    assert driven.answered(driven.sync("a", age=1))[0] is STALE
     assert driven.commit("a", generation=1) is STALE
     assert driven.commit("c") is UNKNOWN
     assert driven.commit("", generation=-1) is UNKNOWN
     refused = driven.answers[driven.join("c")]
     assert (refused.code, refused.call) == (UNKNOWN, driven.calls)
     driven.join("a")
-    assert driven.told(driven.sync("b"))[0] is AGAIN
+    assert driven.answered(driven.sync("b"))[0] is AGAIN
 
 
 def test_members_have_a_protocol_in_common() -> None:
@@ -281,12 +281,12 @@ def test_a_call_that_comes_twice_is_answered_twice() -> None:
     assert driven.joined(second).member == "b"
     first = driven.sync("b")
     second = driven.sync("b")
-    assert driven.told(first) == (AGAIN, b"")
+    assert driven.answered(first) == (AGAIN, b"")
     driven.sync("a", {"b": b"all"})
-    assert driven.told(second) == (OK, b"all")
+    assert driven.answered(second) == (OK, b"all")
 
 
-def test_who_has_gone_while_it_waited_must_come_again() -> None:
+def test_a_member_that_left_while_it_waited_must_come_again() -> None:
     """In time, or it is out; a member that leaves while it waits gets an answer."""
     driven = stable("a", "b")
     call = driven.join("b")
@@ -298,7 +298,7 @@ def test_who_has_gone_while_it_waited_must_come_again() -> None:
     driven = stable("a", "b")
     call = driven.join("b")
     assert driven.leave("b") is OK
-    assert driven.answers[call] == Told(call, UNKNOWN)
+    assert driven.answers[call] == Answered(call, UNKNOWN)
 
 
 @settings(max_examples=300, deadline=None)

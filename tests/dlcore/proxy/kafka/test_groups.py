@@ -235,8 +235,8 @@ class Coordinated:
                 **more,
             )
         )
-        ((told,),) = (each.partitions for each in found.topics)
-        return int(told.error_code)
+        ((reported,),) = (each.partitions for each in found.topics)
+        return int(reported.error_code)
 
     async def fetch(self, topic: str, *, index: int = 0, version: int = 7) -> tuple[int, int]:
         """Return code and offset of what is stored."""
@@ -269,8 +269,8 @@ def test_positions_without_a_group() -> None:
             one.member, one.generation = "m", 1
             assert await one.commit("a", 1) == UNKNOWN
             kind = class_of(messages.OFFSET_FETCH, 7, EntityType.request)
-            told = await client.ask(kind(group_id="g", topics=None))
-            assert told.error_code == BAD_REQUEST
+            reply = await client.ask(kind(group_id="g", topics=None))
+            assert reply.error_code == BAD_REQUEST
             reader = await log.open_reader(dlsn=DLSN(1, 1, 5), subscriber="g")
             one.member, one.generation = "", -1
             assert await one.commit("a", 16) == LOADING
@@ -291,9 +291,9 @@ def test_a_member_by_hand() -> None:
                 one = Coordinated(client, f"g{version}")
                 assert await one.beat(version=min(version, 2)) == UNKNOWN
                 low = min(version, 2)
-                told = await one.join(version=version)
-                assert (told.error_code, told.leader) == (0, one.member)
-                assert [(each.member_id, each.metadata) for each in told.members] == [
+                found = await one.join(version=version)
+                assert (found.error_code, found.leader) == (0, one.member)
+                assert [(each.member_id, each.metadata) for each in found.members] == [
                     (one.member, b"x")
                 ]
                 assert await one.sync(one.member, version=low) == (0, b"y")
@@ -319,7 +319,7 @@ def test_a_member_by_hand() -> None:
 
 
 def test_an_earlier_coordinator_stores_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once another one has told a member where to begin; the members join anew."""
+    """Once another one has given a member its beginning; the members join anew."""
 
     async def scenario(served: Proxies) -> None:
         addresses = [await started(served) for _ in range(2)]

@@ -169,7 +169,7 @@ def test_tags_of_later_clients_are_passed_over() -> None:
         ((8).to_bytes(2) + b"\0\2" + bytes(4) + b"\xff\xff\0\1g\0\0\0\0\0\0\x7f" + bytes(7), "ms:"),
     ],
 )
-def test_what_is_no_request_is_refused(frame: bytes, reason: str) -> None:
+def test_bytes_that_are_no_request_are_refused(frame: bytes, reason: str) -> None:
     """The reason names the call, and what is served."""
     with pytest.raises(ConfigurationError, match=reason):
         request_of(frame)
@@ -186,9 +186,9 @@ def test_versions_are_answered_in_any_version() -> None:
     """To a client of a later version with the error that makes it try an earlier one."""
     frame = (18).to_bytes(2) + (99).to_bytes(2) + (5).to_bytes(4)
     assert request_of(frame) == UnknownVersion(5)
-    told = b"".join(versions_response(5, 0, is_known=False))
-    assert told[4:10] == (5).to_bytes(4) + (35).to_bytes(2)
-    assert told[10:14] == len(CALLS).to_bytes(4)
+    found = b"".join(versions_response(5, 0, is_known=False))
+    assert found[4:10] == (5).to_bytes(4) + (35).to_bytes(2)
+    assert found[10:14] == len(CALLS).to_bytes(4)
     for version in range(5):
         assert b"".join(versions_response(5, version))[4:10] == (5).to_bytes(4) + bytes(2)
 

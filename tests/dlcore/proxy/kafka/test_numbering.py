@@ -103,7 +103,7 @@ def test_the_table_of_a_log_takes_these_claims() -> None:
     mark = mark_of(batch(0, 2, epoch=1), producers.known_of(name_of(PRODUCER)))
     assert isinstance(mark, Mark)
     assert mark.first == 8
-    assert producers.known_of("nobody") is None
+    assert producers.known_of("unknown") is None
     assert isinstance(producers.look_at(mark.claim, 8, 2), (InFlight, Durable))
 
 

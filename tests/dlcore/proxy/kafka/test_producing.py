@@ -52,15 +52,15 @@ async def values_of(log: DirectLog) -> list[bytes]:
 
 def sent(address: str, topic: str, values: list[bytes], **settings: Any) -> list[Any]:
     """Write by librdkafka; return what it tells of each record."""
-    told: list[Any] = []
+    reported: list[Any] = []
     producer = Producer(
         {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 5, **settings}
     )
     for each in values:
-        producer.produce(topic, each, on_delivery=lambda *one: told.append(one))
+        producer.produce(topic, each, on_delivery=lambda *one: reported.append(one))
         producer.poll(0)
     assert producer.flush(60) == 0
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -71,23 +71,23 @@ def test_librdkafka_writes(codec: str) -> None:
     async def scenario(served: Proxies) -> None:
         address = await started(served)
         options = {"compression.type": codec, "batch.num.messages": 700}
-        told = await asyncio.to_thread(sent, address, "team.clicks", values, **options)
-        assert [error for error, _ in told if error is not None] == []
-        assert [each.offset() for _, each in told] == list(range(len(values)))
+        found = await asyncio.to_thread(sent, address, "team.clicks", values, **options)
+        assert [error for error, _ in found if error is not None] == []
+        assert [each.offset() for _, each in found] == list(range(len(values)))
         assert await values_of(await opened(served, "team/clicks")) == values
 
     with_proxies("team/clicks")(scenario)
 
 
-def test_a_topic_that_no_log_can_have_is_told_at_once() -> None:
+def test_a_topic_that_no_log_can_have_is_refused_at_once() -> None:
     """And not as an outage, after which a client asks again and again, for its other topics too."""
 
     async def scenario(served: Proxies) -> None:
         address = await started(served)
         hurried = {"topic.metadata.propagation.max.ms": 0}
         for topic in ("a..b", "nothing"):
-            told = await asyncio.to_thread(sent, address, topic, [b"lost"], **hurried)
-            assert [error.code() for error, _ in told] == [NO_TOPIC]
+            found = await asyncio.to_thread(sent, address, topic, [b"lost"], **hurried)
+            assert [error.code() for error, _ in found] == [NO_TOPIC]
 
     with_proxies("a")(scenario)
 
@@ -108,7 +108,7 @@ def test_the_proxy_logs_why_it_refused_records(caplog: pytest.LogCaptureFixture)
     assert "topic 'a' are refused with INVALID_RECORD: log 'a' is a log of bytes" in line
 
 
-def test_what_comes_again_is_not_written_again() -> None:
+def test_a_batch_that_comes_again_is_not_written_again() -> None:
     """It gets the offset that it has, while that is known; later it is only known to be there."""
 
     async def scenario(served: Proxies) -> None:
@@ -139,9 +139,9 @@ def test_numbers_that_do_not_follow_are_refused() -> None:
         address = await started(served)
         async with raw(address) as client:
             _, producer = await client.begin()
-            told = await client.produced("a", numbered(producer, 5, 1))
-            assert (told.error_code, told.log_start_offset) == (UNKNOWN_PRODUCER, 0)
-            assert str(producer) in told.error_message
+            reply = await client.produced("a", numbered(producer, 5, 1))
+            assert (reply.error_code, reply.log_start_offset) == (UNKNOWN_PRODUCER, 0)
+            assert str(producer) in reply.error_message
             assert await client.produce("a", numbered(producer, 0, 3)) == (0, 0)
             assert await client.produce("a", numbered(producer, 4, 1)) == (GAP, -1)
             assert await client.produce("a", numbered(producer, 1, 1, epoch=1)) == (GAP, -1)
@@ -197,7 +197,7 @@ def test_a_proxy_without_such_clients_is_passed_over() -> None:
 
 
 def test_a_producer_that_does_not_number_its_records() -> None:
-    """What it sends again is written again."""
+    """Records that it sends again are written again."""
 
     async def scenario(served: Proxies) -> None:
         address = await started(served)
@@ -241,11 +241,11 @@ def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
             pair = batch(body_of([(b"k", b"v", [])]), 1, producer=-1)
             assert await client.produce("pairs", pair) == (0, 0)
             for value in rows:
-                told = await client.produced("a", batch(body_of([value]), 1, producer=-1))
-                assert told.error_code == INVALID
-                assert "a log of bytes" in told.error_message
-            told = await client.produced("other", records(b"x"))
-            assert (told.error_code, "int64" in told.error_message) == (INVALID, True)
+                reply = await client.produced("a", batch(body_of([value]), 1, producer=-1))
+                assert reply.error_code == INVALID
+                assert "a log of bytes" in reply.error_message
+            reply = await client.produced("other", records(b"x"))
+            assert (reply.error_code, "int64" in reply.error_message) == (INVALID, True)
         log = await direct.open_log("typed")
         table = await (await log.read()).to_arrow()
         found = table.select(["key", "value", "headers"]).to_pylist()
@@ -264,10 +264,10 @@ def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
     with_proxies("a")(scenario)
 
 
-def test_what_cannot_be_written_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_that_cannot_be_written_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     """By the code that Kafka has for it; the connection goes on.
 
-    A client that wants no answer is told nothing, and so the operator is.
+    A client that wants no answer gets none; therefore the operator gets one.
     """
 
     async def scenario(served: Proxies) -> None:
@@ -301,17 +301,15 @@ def test_what_cannot_be_written_is_refused(caplog: pytest.LogCaptureFixture) -> 
             assert await client.produce("a", good) == (0, 0)
             client.tell(produce_request("a", good, acks=0))
             assert await client.is_closed()
-        (told_to_operator,) = [
-            each for each in caplog.messages if "acks=0" in each and "to do" in each
-        ]
-        assert "set acks=all in the client" in told_to_operator
+        (logged,) = [each for each in caplog.messages if "acks=0" in each and "to do" in each]
+        assert "set acks=all in the client" in logged
         producer = Producer({"bootstrap.servers": address, "transactional.id": "mine"})
         with pytest.raises(KafkaException):
             await asyncio.to_thread(producer.init_transactions, 20)
-        told = await asyncio.to_thread(
+        reported = await asyncio.to_thread(
             sent, address, "a", [b"x"], **{"enable.idempotence": False, "acks": 1}
         )
-        assert [error.code() for error, _ in told] == [KafkaError.INVALID_REQUIRED_ACKS]
+        assert [error.code() for error, _ in reported] == [KafkaError.INVALID_REQUIRED_ACKS]
 
     with_proxies("a", "sealed")(scenario)
 
@@ -327,8 +325,8 @@ def test_requests_are_taken_ahead_and_answered_in_order() -> None:
                 client.tell(produce_request("a", numbered(producer, number, 1)))
             client.tell(class_of(messages.API_VERSIONS, 0, EntityType.request)())
             for number in range(20):
-                told = await client.answer(messages.PRODUCE, 9, number=number + 2)
-                ((part,),) = (each.partition_responses for each in told.responses)
+                reply = await client.answer(messages.PRODUCE, 9, number=number + 2)
+                ((part,),) = (each.partition_responses for each in reply.responses)
                 assert (part.error_code, part.base_offset) == (0, number)
             await client.answer(messages.API_VERSIONS, 0)
         assert len(await values_of(await opened(served, "a"))) == 20
@@ -336,8 +334,8 @@ def test_requests_are_taken_ahead_and_answered_in_order() -> None:
     with_proxies("a")(scenario)
 
 
-def test_what_is_not_durable_in_time_is_written_later() -> None:
-    """The client is told, and gets the offset when it sends the records again."""
+def test_records_not_durable_in_time_are_written_later() -> None:
+    """The client learns of it, and gets the offset when it sends the records again."""
 
     async def scenario(served: Proxies) -> None:
         address = await started(served)
@@ -357,7 +355,7 @@ def test_what_is_not_durable_in_time_is_written_later() -> None:
 
 
 def test_a_lost_log_may_have_the_records() -> None:
-    """So they are not refused; the same numbers find out."""
+    """They are not refused; the same numbers find out."""
 
     async def scenario(served: Proxies) -> None:
         address = await started(served)

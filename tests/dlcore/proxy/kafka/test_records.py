@@ -72,7 +72,7 @@ def test_all_of_a_batch_is_read(
 
 
 @pytest.mark.parametrize("count", [1, 9000])
-def test_what_the_proxy_writes_it_reads(count: int) -> None:
+def test_the_proxy_reads_what_it_writes(count: int) -> None:
     """Batches for readers are batches of no producer."""
     values = pa.array([f"value {number}".encode() for number in range(count)], pa.binary())
     times = np.arange(count, dtype=np.int64)
@@ -191,11 +191,11 @@ def test_a_bomb_takes_no_memory() -> None:
         (one(b"\0\0\0\1\0\2" + b"\xff" * 7), INVALID, "the headers of record 0"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused(data: bytes | None, code: ErrorCode, reason: str) -> None:
+def test_wrong_requests_are_refused(data: bytes | None, code: ErrorCode, reason: str) -> None:
     """By the code that Kafka has for it, and a reason that says what."""
-    found, told = refused(data)
-    assert found is code, told
-    assert re.search(reason, told), told
+    found, text = refused(data)
+    assert found is code, text
+    assert re.search(reason, text), text
 
 
 def test_a_batch_is_no_larger_than_it_may_be() -> None:

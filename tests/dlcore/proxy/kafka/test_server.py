@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from kio.static.constants import EntityType
 
-from dlcore.access.rights import Right
+from dlcore.base.access.rights import Right
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
@@ -115,8 +115,8 @@ def test_librdkafka_reads_and_follows_a_log() -> None:
     with_proxies("team/clicks")(scenario)
 
 
-def test_what_was_truncated_is_out_of_range() -> None:
-    """The client is told where the log begins, and what no record has yet is out of range too."""
+def test_truncated_records_are_out_of_range() -> None:
+    """The client learns where the log begins; a position behind the end is out of range too."""
 
     async def scenario(served: Proxies) -> None:
         address = await started(served)
@@ -130,8 +130,8 @@ def test_what_was_truncated_is_out_of_range() -> None:
             assert offsets_in(await client.fetch("a", 13)) == (13, 20)
             assert await client.offset("a", EARLIEST) == (0, 13, -1)
             assert await client.offset("a", LATEST) == (0, 20, -1)
-            told = await client.fetch("a", 20, wait_s=0)
-            assert (told.records, told.high_watermark, told.log_start_offset) == (b"", 20, 13)
+            reply = await client.fetch("a", 20, wait_s=0)
+            assert (reply.records, reply.high_watermark, reply.log_start_offset) == (b"", 20, 13)
             await log.truncate(DLSN(1, 2, 0))
             assert await client.offset("a", EARLIEST) == (0, 20, -1)
             assert await client.offset("a", LATEST) == (0, 20, -1)
@@ -167,8 +167,8 @@ def test_a_fetch_waits_without_polling() -> None:
             assert not waiting.done()
             await written(log, 1, size=300)
             assert offsets_in(await waiting) == (3, 6)
-            told = await client.fetch("a", 6, wait_s=0.01)
-            assert (told.records, told.high_watermark) == (b"", 6)
+            reply = await client.fetch("a", 6, wait_s=0.01)
+            assert (reply.records, reply.high_watermark) == (b"", 6)
 
     with_proxies("a")(scenario)
 
@@ -183,16 +183,16 @@ def test_a_fetch_takes_no_more_than_it_may() -> None:
         async with raw(address) as client:
             offset, count = 0, 0
             while offset < 2400:
-                told = await client.fetch("a", offset, bytes_max=700_000)
-                first, end = offsets_in(told)
+                reply = await client.fetch("a", offset, bytes_max=700_000)
+                first, end = offsets_in(reply)
                 assert first == offset
-                assert len(told.records) <= 700_000 or len(list(ends_of(told.records))) == 1
+                assert len(reply.records) <= 700_000 or len(list(ends_of(reply.records))) == 1
                 offset, count = end, count + 1
             assert count > 3
             for version in (4, 7, 8, 12):
-                told = await client.fetch("a", 1001, bytes_max=1, version=version)
-                assert offsets_in(told)[0] == 1001
-                assert len(list(ends_of(told.records))) == 1
+                reply = await client.fetch("a", 1001, bytes_max=1, version=version)
+                assert offsets_in(reply)[0] == 1001
+                assert len(list(ends_of(reply.records))) == 1
 
     with_proxies("a")(scenario)
 
@@ -302,15 +302,15 @@ async def proven(address: str, token: str) -> RawClient:
 
     client = await RawClient.connect(address)
     await client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
-    told = await client.ask(SaslAuthenticateRequest(auth_bytes=b"\0x\0" + token.encode()))
-    assert told.error_code in (0, 58), told
+    reply = await client.ask(SaslAuthenticateRequest(auth_bytes=b"\0x\0" + token.encode()))
+    assert reply.error_code in (0, 58), reply
     return client
 
 
 def test_each_call_lets_in_those_with_its_right(
     users: dict[str, Any], issuer: Issuer, tmp_path: Path
 ) -> None:
-    """And nobody else, as over Flight; a change of the rules is felt by the next call."""
+    """And no one else, as over Flight; a change of the rules is felt by the next call."""
     assert [each.name for each in ENTRANCES if each.right != "none"] == [
         "Metadata", "ListOffsets", "Fetch", "Produce", "OffsetCommit and OffsetFetch",
     ]  # fmt: skip
@@ -339,13 +339,13 @@ def test_each_call_lets_in_those_with_its_right(
             client.close()
 
     with_proxies("a", "secret")(scenario)
-    told = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_bytes().splitlines()]
+    reply = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_bytes().splitlines()]
     denial = {"principal": "user:append", "entrance": "Fetch", "resource": "read log 'a'"}
-    assert any(denial.items() <= each.items() for each in told)
+    assert any(denial.items() <= each.items() for each in reply)
 
 
 def test_librdkafka_proves_who_it_is(users: dict[str, Any], issuer: Issuer) -> None:
-    """By a token as password; a wrong one is told to the client, and no token lets nobody in."""
+    """By a token as password; the client learns of a wrong one; without one there is no access."""
     login: dict[str, Any] = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
 
     async def scenario(served: Proxies) -> None:
@@ -381,8 +381,8 @@ def test_a_token_that_ends_ends_its_connection(
 
     async def prove(client: RawClient, token: str) -> int:
         await client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
-        told = await client.ask(SaslAuthenticateRequest(auth_bytes=b"\0x\0" + token.encode()))
-        return int(told.error_code)
+        reply = await client.ask(SaslAuthenticateRequest(auth_bytes=b"\0x\0" + token.encode()))
+        return int(reply.error_code)
 
     async def scenario(served: Proxies) -> None:
         address = await started(served, **users)
@@ -479,7 +479,7 @@ def test_logs_that_are_fetched_are_bounded() -> None:
 
 
 def test_the_port_is_off_by_default_and_free() -> None:
-    """And told to other proxies when it is on."""
+    """And sent to other proxies when it is on."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -490,8 +490,8 @@ def test_the_port_is_off_by_default_and_free() -> None:
         reader = await asyncio.to_thread(consumer, addresses[0], "a")
         try:
             known = await asyncio.to_thread(reader.list_topics)
-            told = [f"{each.host}:{each.port}" for each in known.brokers.values()]
-            assert sorted(told) == sorted(addresses)
+            found = [f"{each.host}:{each.port}" for each in known.brokers.values()]
+            assert sorted(found) == sorted(addresses)
         finally:
             await asyncio.to_thread(reader.close)
 
@@ -533,10 +533,10 @@ def test_clients_come_by_tls(
         reader = await asyncio.to_thread(partial(consumer, address, "a", **login))
         assert numbers(await asyncio.to_thread(consumed, reader, 3)) == [0, 1, 2]
         producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, **login})
-        told: list[Any] = []
-        producer.produce("a", b"3", on_delivery=lambda *each: told.append(each))
+        reported: list[Any] = []
+        producer.produce("a", b"3", on_delivery=lambda *each: reported.append(each))
         assert await asyncio.to_thread(producer.flush, 60) == 0
-        assert [(error, each.offset()) for error, each in told] == [(None, 3)]
+        assert [(error, each.offset()) for error, each in reported] == [(None, 3)]
         assert numbers(await asyncio.to_thread(consumed, reader, 1)) == [3]
         await asyncio.to_thread(reader.close)
 

@@ -154,7 +154,7 @@ CALLS_MAX = {call: high for call, (_, high) in messages.CALLS.items()}
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_versions_are_told_to_everybody(version: int) -> None:
+def test_every_client_may_ask_for_versions(version: int) -> None:
     """Also while a token is awaited."""
     for session in (unknown(), known(), chosen()):
         before = session.state
@@ -167,7 +167,7 @@ def test_versions_are_told_to_everybody(version: int) -> None:
 
 
 def test_mechanisms_that_are_not_served() -> None:
-    """The client is told which there are, and may choose again."""
+    """The client learns which there are, and may choose again."""
     session = unknown()
     (answer,) = session.handle(handshake("SCRAM-SHA-256"))
     assert body_of(answer, messages.SASL_HANDSHAKE, 1).error_code == 33
@@ -179,7 +179,7 @@ def test_mechanisms_that_are_not_served() -> None:
 
 
 @pytest.mark.parametrize("event", [proof(PLAIN), Received(b"GET / HTTP/1.1")])
-def test_what_has_no_place_ends_the_connection(event: Received) -> None:
+def test_a_request_out_of_place_ends_the_connection(event: Received) -> None:
     """A token without a mechanism, and what is no request."""
     for session in (unknown(), known()):
         (end,) = session.handle(event)
@@ -223,7 +223,7 @@ def test_requests_with_records_are_larger() -> None:
     ("mechanism", "sent"),
     [("PLAIN", b"name"), ("PLAIN", b"\xff"), ("OAUTHBEARER", b"n,,\x01auth=Basic x\x01\x01")],
 )
-def test_what_has_no_token(mechanism: str, sent: bytes) -> None:
+def test_calls_without_a_token(mechanism: str, sent: bytes) -> None:
     """The reason says what was expected, and not what was sent."""
     with pytest.raises(ConfigurationError) as caught:
         token_of(mechanism, sent)

@@ -50,7 +50,7 @@ def test_small_entries_go_together() -> None:
 
 
 def test_large_entries_are_batches_of_their_own() -> None:
-    """So a client that asks for little finds little."""
+    """A client that asks for little finds little."""
     large = bytes(BATCH_BYTES)
     data = view().message([rows(0, 0, large), rows(1, 1, b"x"), rows(2, 2, large)], END)
     assert [each.end for each in data.each] == [1, 2, 3]

@@ -32,7 +32,7 @@ function facts(found) {
   const shown = [["proxies that serve", `${serving} of ${found.proxies.length}`,
     serving === found.proxies.length ? "good" : "bad"]];
   if (!found.bookies) {
-    return [...shown, ["bookies", "not told by proxies", ""]];
+    return [...shown, ["bookies", "not reported by proxies", ""]];
   }
   const writable = found.bookies.filter((each) => each.state === "writable").length;
   const { under_replicated: lacking, more } = found.recovery;

@@ -41,7 +41,7 @@ function row(each) {
   return [
     el("a", { href: `#/log/${encodeURIComponent(each.log)}`, id: `log-${each.log_id}` }, each.log),
     count(each.records), size(each.bytes), rate(each.records_per_s),
-    each.subscribers === null ? "not told" : count(each.subscribers),
+    each.subscribers === null ? "not reported" : count(each.subscribers),
     each.records_behind === null ? "–" : count(each.records_behind),
     each.sealed ? "sealed" : each.typed ? "open, typed" : "open",
   ];

@@ -42,9 +42,9 @@ def test_an_append_that_is_sent_again_is_in_the_log_once() -> None:
             status, first = await caller.append(LINES)
             assert (status, first["records"]) == (200, 2)
             assert await caller.append(LINES) == (200, first)
-            status, told = await caller.append(b"[1]")
-            assert (status, told["kind"]) == (409, "ProducerFencedError")
-            assert "'k' belongs to an append of another body" in told["error"]
+            status, reply = await caller.append(b"[1]")
+            assert (status, reply["kind"]) == (409, "ProducerFencedError")
+            assert "'k' belongs to an append of another body" in reply["error"]
             both = await asyncio.gather(*(caller.append(LINES, "both") for _ in range(5)))
             assert all(each == both[0] for each in both)
             assert both[0][0] == 200
@@ -98,29 +98,32 @@ def test_reading_by_position() -> None:
             moment = str(found[0]["timestamp_ms"])
             assert (await caller.read(from_=moment, limit="1"))[1] == found[:1]
             assert await caller.read(from_="latest") == (200, [])
+            assert await caller.read(after=found[-1]["dlsn"]) == (200, [])
+            for past in ({"after": "99:0:0"}, {"from_": "99:0:0"}):
+                status, (answer,) = await caller.read(**past)
+                assert (status, answer["kind"]) == (400, "ConfigurationError")
+                assert "past the end of the log: expected at most 1:" in answer["error"]
             url = f"{caller.url}/v1/logs/clicks/records?limit=2"
             async with caller.session.get(url, headers=caller.bearer(None)) as answer:
                 assert answer.headers["Dlog-Last"] == found[1]["dlsn"]
                 assert answer.content_type == "application/x-ndjson"
-            status, told = await caller.read("gone")
-            assert (status, told[0]["kind"]) == (404, "LogNotFoundError")
-            status, told = await caller.read(limit="0")
-            assert (status, told[0]["kind"]) == (400, "ConfigurationError")
+            status, reply = await caller.read("gone")
+            assert (status, reply[0]["kind"]) == (404, "LogNotFoundError")
+            status, reply = await caller.read(limit="0")
+            assert (status, reply[0]["kind"]) == (400, "ConfigurationError")
 
     with_proxies("clicks")(scenario)
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "told"),
+    ("method", "path", "status", "reason"),
     [
         ("GET", "/v1", 404, "path '/v1': expected /v1/logs/LOG/records"),
         ("POST", "/v1/logs/clicks/record", 404, "path '/v1/logs/clicks/record': expected /v1/logs"),
         ("DELETE", "/v1/logs/clicks/records", 405, "method DELETE: expected GET to read, or POST"),
     ],
 )
-def test_paths_and_methods_that_nobody_serves(
-    method: str, path: str, status: int, told: str
-) -> None:
+def test_unknown_paths_and_methods(method: str, path: str, status: int, reason: str) -> None:
     """Their answers have the form of all errors; other paths are not the door's."""
 
     async def scenario(proxies: Proxies) -> None:
@@ -130,7 +133,7 @@ def test_paths_and_methods_that_nobody_serves(
                 assert (answer.status, answer.content_type) == (status, "application/json")
                 value = await answer.json()
                 assert value["kind"] == "UnknownActionError"
-                assert value["error"].startswith(told)
+                assert value["error"].startswith(reason)
             async with caller.session.get(f"{caller.url}/v2") as answer:
                 assert (answer.status, await answer.text()) == (404, "Not Found\n")
 
@@ -143,18 +146,18 @@ def test_columns_that_a_log_has_not() -> None:
     async def scenario(proxies: Proxies) -> None:
         await proxies.start()
         async with door_of(proxies) as caller:
-            status, told = await caller.read(columns="value")
+            status, reply = await caller.read(columns="value")
             assert status == 400
-            assert told[0]["error"] == (
+            assert reply[0]["error"] == (
                 "columns='value': log 'clicks' is a log of bytes, which has no columns: leave "
                 "columns out"
             )
             schema = pa.schema([("city", pa.string()), ("fare", pa.float64())])
             await proxies.cluster.namespaces[0].create_log("typed", schema=schema)
             for columns, wrong in (("citty", "citty"), ("city,city", "city"), ("", "")):
-                status, told = await caller.read("typed", columns=columns)
+                status, reply = await caller.read("typed", columns=columns)
                 assert status == 400
-                assert told[0]["error"] == (
+                assert reply[0]["error"] == (
                     f"columns={columns!r}: {wrong!r} is no column of log 'typed', or named twice: "
                     "expected some of city,fare"
                 )
@@ -176,8 +179,8 @@ def test_positions_that_were_truncated_are_gone() -> None:
                 await (await proxies.cluster.namespaces[0].open_log("clicks")).truncate(
                     (await log.get_last_dlsn()).next_slot()
                 )
-            status, told = await caller.read(after=found[0]["dlsn"])
-            assert (status, told[0]["kind"]) == (410, "AlreadyTruncatedError")
+            status, reply = await caller.read(after=found[0]["dlsn"])
+            assert (status, reply[0]["kind"]) == (410, "AlreadyTruncatedError")
             assert await caller.read() == (200, [])
             status, refused = await caller.append(b"4", "other")
             assert (status, refused["kind"]) == (409, "EndOfStreamError")
@@ -195,8 +198,8 @@ def test_rows_of_typed_logs() -> None:
         async with door_of(proxies) as caller:
             rows = b'{"city": "Rome", "fare": 1.5}\n{"city": "Oslo"}\n'
             for log in ("team/trips", "team%2Ftrips"):
-                status, told = await caller.append(rows, log=log)
-                assert (status, told["records"]) == (200, 2)
+                status, reply = await caller.append(rows, log=log)
+                assert (status, reply["records"]) == (200, 2)
             status, found = await caller.read("team/trips")
             assert [each["row"] for each in found] == [
                 {"city": "Rome", "fare": 1.5},
@@ -204,18 +207,18 @@ def test_rows_of_typed_logs() -> None:
             ]
             status, found = await caller.read("team/trips", columns="fare")
             assert [each["row"] for each in found] == [{"fare": 1.5}, {"fare": None}]
-            status, (told,) = await caller.read("team/trips", columns="fee")
+            status, (reply,) = await caller.read("team/trips", columns="fee")
             assert status == 400
-            assert "fee" in told["error"]
-            for wrong, told_of in (
+            assert "fee" in reply["error"]
+            for wrong, reason in (
                 (b'{"city": "Rome"}\n{"fare": "much"}', "line 2: "),
                 (b'{"fee": 1}', "line 1: column 'fee'"),
                 (b"[1]", "line 1: "),
             ):
-                status, told = await caller.append(wrong, "wrong", log="team/trips")
-                assert (status, told["kind"]) == (400, "ConfigurationError")
-                assert told_of in told["error"]
-                assert "city" in told["error"]
+                status, reply = await caller.append(wrong, "wrong", log="team/trips")
+                assert (status, reply["kind"]) == (400, "ConfigurationError")
+                assert reason in reply["error"]
+                assert "city" in reply["error"]
             async with caller.events("team/trips") as stream:
                 assert (await next_event(stream))[2]["row"] == {"city": "Rome", "fare": 1.5}
 
@@ -321,12 +324,12 @@ def test_rights_are_those_of_the_token(tmp_path: Path, issuer: Issuer) -> None:
             for user, may_read, may_append in (
                 ("reader", 200, 403),
                 ("writer", 403, 200),
-                ("nobody", 403, 403),
+                ("unknown", 403, 403),
             ):
                 token = issuer.token(user)
-                status, told = await caller.append(LINES, token=token)
+                status, reply = await caller.append(LINES, token=token)
                 assert (user, status) == (user, may_append)
-                assert may_append == 200 or told["kind"] == "AccessDeniedError"
+                assert may_append == 200 or reply["kind"] == "AccessDeniedError"
                 status, lines = await caller.read(token=token)
                 assert (user, status) == (user, may_read)
                 assert may_read == 200 or lines[0]["kind"] == "AccessDeniedError"
@@ -334,9 +337,9 @@ def test_rights_are_those_of_the_token(tmp_path: Path, issuer: Issuer) -> None:
             assert (await caller.read())[0] == 403
             for token in ("", "x.y.z", "\u00e9"):
                 assert (await caller.append(LINES, token=token))[0] == 401
-                status, (told,) = await caller.read(token=token)
-                assert (status, told["kind"]) == (401, "UnauthenticatedError")
-            # A body of somebody unknown is not read: this one never comes.
+                status, (reply,) = await caller.read(token=token)
+                assert (status, reply["kind"]) == (401, "UnauthenticatedError")
+            # A body of an unknown caller is not read: this one never comes.
             url = f"{caller.url}/v1/logs/clicks/records"
             headers = JSON | {"Idempotency-Key": "k"} | caller.bearer("x.y.z")
 
@@ -369,7 +372,7 @@ def test_other_pages_are_refused() -> None:
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a body, its key and type, and of how many requests are open at once."""
+    """Limits of a body, its key and type, and of the open requests."""
 
     async def scenario(proxies: Proxies) -> None:
         await proxies.start()
@@ -382,8 +385,8 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (await caller.append(b"1", log="no//name"))[0] == 400
             for name in ("APPENDS_MAX", "PAGES_MAX", "STREAMS_MAX"):
                 monkeypatch.setattr(door, name, 0)
-            status, told = await caller.append(b"1")
-            assert (status, told["kind"]) == (429, "OverCapacityError")
+            status, reply = await caller.append(b"1")
+            assert (status, reply["kind"]) == (429, "OverCapacityError")
             assert (await caller.read())[0] == 429
             async with caller.events() as stream:
                 assert (stream.status, stream.headers["Retry-After"]) == (429, "1")
@@ -420,7 +423,7 @@ def test_a_body_that_is_cut_off_is_an_error_of_its_client(
 
 @asynccontextmanager
 async def sending(caller: Caller, size: str, body: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """Begin an append whose size is told by this header, and send some bytes; then hang up."""
+    """Begin an append whose size is in this header, and send some bytes; then hang up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(caller.url.rpartition(":")[2]))
     head = JSON | {"Idempotency-Key": "k"} | caller.bearer(None)
     lines = ["POST /v1/logs/clicks/records HTTP/1.1", f"Host: {caller.url.partition('//')[2]}"]
@@ -439,8 +442,8 @@ async def answer_to_a_body_in_parts(caller: Caller, body: bytes) -> tuple[int, s
     async with sending(caller, "Transfer-Encoding: chunked", parts) as reader:
         answer = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = int(answer.lower().partition("content-length: ")[2].split("\r\n")[0])
-        told = json.loads(await reader.readexactly(length))
-    return int(answer.split(" ")[1]), told["kind"]
+        reply = json.loads(await reader.readexactly(length))
+    return int(answer.split(" ")[1]), reply["kind"]
 
 
 def test_a_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,9 +503,9 @@ def test_without_the_setting_and_without_proxies_nothing_is_appended() -> None:
             await writer.write(LogRecord(1, b"one"))
             await writer.commit()
         async with served(cluster.namespaces[0]) as caller:
-            status, told = await caller.append(LINES)
-            assert (status, told["kind"]) == (403, "AccessDeniedError")
-            assert "--allow-appends" in told["error"]
+            status, reply = await caller.append(LINES)
+            assert (status, reply["kind"]) == (403, "AccessDeniedError")
+            assert "--allow-appends" in reply["error"]
             status, (found,) = await caller.read()
             assert found["value"] == "one"
             assert await caller.read(from_="latest") == (200, [])
@@ -511,9 +514,9 @@ def test_without_the_setting_and_without_proxies_nothing_is_appended() -> None:
                     await writer.write(LogRecord(2, b"two"))
                     await writer.commit()
                 assert (await next_event(stream))[2]["value"] == "two"
-            status, (told,) = await caller.read(token="another")
+            status, (reply,) = await caller.read(token="another")
             assert status == 401
-            assert "--endpoint" in told["error"]
+            assert "--endpoint" in reply["error"]
 
     on_log(body)
 

@@ -24,6 +24,7 @@ from dlcore.ops.cli.console.door_requests import (
     kind_of,
     read_of,
     records_in,
+    require_single,
     require_size,
     token_of,
 )
@@ -43,6 +44,14 @@ def test_no_token(given: str) -> None:
     """The error says how it is sent."""
     with pytest.raises(UnauthenticatedError, match="Authorization: Bearer TOKEN"):
         token_of({"Authorization": given})
+
+
+def test_headers_that_have_one_value() -> None:
+    """Twice they are refused, in any case; others may come again."""
+    require_single(["Host", "Accept", "accept", "Authorization", "Idempotency-Key"])
+    for name in ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"):
+        with pytest.raises(ConfigurationError, match=f"header {name} is given 2 times"):
+            require_single(["Host", name, name.upper()])
 
 
 def test_types_of_bodies() -> None:
@@ -100,7 +109,7 @@ def test_records_are_lines_of_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reason"),
     [
         (b"", "line 1: .*expected one JSON value in each line"),
         (b"1\n\n2", "line 2: "),
@@ -111,9 +120,9 @@ def test_records_are_lines_of_json() -> None:
         (b"1\n" * (RECORDS_MAX + 1), "10,001 lines: expected at most 10,000 records"),
     ],
 )
-def test_bodies_that_are_refused(body: bytes, told: str) -> None:
+def test_bodies_that_are_refused(body: bytes, reason: str) -> None:
     """The error names the line."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         records_in("application/x-ndjson", body)
 
 
@@ -145,7 +154,7 @@ def test_reads(query: dict[str, str], headers: dict[str, str], reading: Reading)
 
 
 @pytest.mark.parametrize(
-    ("query", "headers", "told"),
+    ("query", "headers", "reason"),
     [
         ([("form", "1:0:0")], {}, "query 'form': expected from, after, columns, limit"),
         ([("limit", "5")], EVENTS, "query 'limit': expected from, after, columns$"),
@@ -159,9 +168,9 @@ def test_reads(query: dict[str, str], headers: dict[str, str], reading: Reading)
         ([("limit", "\u0661")], {}, "expected a number from 1 to 10,000"),
     ],
 )
-def test_reads_that_are_refused(query: Any, headers: dict[str, str], told: str) -> None:
+def test_reads_that_are_refused(query: Any, headers: dict[str, str], reason: str) -> None:
     """The error says what would be right."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         read_of(query, headers, now_ms=NOW_MS)
 
 

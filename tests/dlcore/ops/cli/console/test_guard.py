@@ -1,4 +1,4 @@
-"""Requests to the console: which are its own page's, and which somebody else's.
+"""Requests to the console: which are its own page's, and which another page's.
 
 Goal: neither another page in the user's browser nor another user of the machine reaches anything
 but the page's files.  Method: the headers that browsers and others send.

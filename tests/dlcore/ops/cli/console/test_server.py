@@ -14,8 +14,8 @@ import aiohttp
 import pyarrow as pa
 import pytest
 
-from dlcore.access.tls_in_use import TlsInUse
 from dlcore.backends.flight.namespace import open_namespace
+from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
@@ -136,7 +136,7 @@ def log_namespace(cluster: MemoryCluster) -> Namespace:
     return cluster.namespaces[0]
 
 
-def test_what_a_direct_console_shows() -> None:
+def test_the_pages_of_a_direct_console() -> None:
     """Bookies, logs with rates and lags, and a log in detail."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
@@ -184,19 +184,19 @@ def test_changes() -> None:
             changed = await browser.post("settings", **about, changes={"retention_s": 60})
             assert changed == (200, {"changed": True})
             assert (await log.get_settings()).retention_s == 60
-            status, told = await browser.post("settings", **about, changes={"colour": 1})
-            assert (status, told["kind"]) == (400, "ConfigurationError")
+            status, reply = await browser.post("settings", **about, changes={"colour": 1})
+            assert (status, reply["kind"]) == (400, "ConfigurationError")
             assert await browser.post("forget", **about, subscriber="ann") == (
                 200,
                 {"changed": True},
             )
             assert await log.get_subscriptions() == {}
-            status, told = await browser.post("release", **about)
-            assert (status, "--endpoint" in told["error"]) == (400, True)
+            status, reply = await browser.post("release", **about)
+            assert (status, "--endpoint" in reply["error"]) == (400, True)
             assert await browser.post("seal", **about) == (200, {"changed": True})
             assert await log.is_end_of_stream_marked()
-            status, told = await browser.post("delete", log="clicks", log_id="another")
-            assert (status, told["kind"]) == (409, "ConditionFailedError")
+            status, reply = await browser.post("delete", log="clicks", log_id="another")
+            assert (status, reply["kind"]) == (409, "ConditionFailedError")
             assert await browser.post("delete", **about) == (200, {"changed": True})
             assert (await browser.post("delete", **about))[0] == 404
             assert (await browser.post("seal", log="clicks"))[0] == 400
@@ -205,7 +205,7 @@ def test_changes() -> None:
 
 
 def test_a_tail_begins_near_the_end_and_follows() -> None:
-    """Or at a position or time; a sealed log ends it, and what is wrong is told."""
+    """Or at a position or time; a sealed log ends it, and a mistake is reported."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         dlsns = await write(log, *[b"%d" % n for n in range(50)])
@@ -231,8 +231,8 @@ def test_a_tail_begins_near_the_end_and_follows() -> None:
             await log.truncate(dlsns[9])
             async with browser.tail(log="clicks", **{"from": str(dlsns[1])}) as tail:
                 await tail.next()
-                name, told = await tail.next()
-                assert (name, "truncated" in told) == ("failed", True)
+                name, found = await tail.next()
+                assert (name, "truncated" in found) == ("failed", True)
             async with browser.tail(log="gone") as tail:
                 assert tail.answer.status == 404
             async with browser.tail(log="clicks", **{"from": "now"}) as tail:
@@ -363,10 +363,10 @@ def test_a_recovery_list_is_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatc
         ports = cluster.namespaces[0].ports
         repairs = RepairList(ports.store, ports.paths, ports.clock)
         async with served(cluster.namespaces[0]) as browser:
-            for ledger_id, told in ((1, (1, False)), (2, (2, False)), (3, (2, True))):
+            for ledger_id, reason in ((1, (1, False)), (2, (2, False)), (3, (2, True))):
                 await repairs.publish(ledger_id, missing=())
                 recovery = (await browser.get("cluster"))[1]["recovery"]
-                assert (recovery["under_replicated"], recovery["more"]) == told
+                assert (recovery["under_replicated"], recovery["more"]) == reason
 
     on_log(body)
 

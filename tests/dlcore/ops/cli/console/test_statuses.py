@@ -1,4 +1,4 @@
-"""The status of each error of the tree, and what a client is told beside it."""
+"""The status of each error of the tree, and what a client gets beside it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from dlcore.ops.cli.console.statuses import error_value, headers_of, status_of
     ],
 )
 def test_statuses(kind: type[errors.DLError], status: int) -> None:
-    """An error is told by its text and its name, in one form."""
+    """An error is sent as its text and its name, in one form."""
     error = kind("it is so")
     assert status_of(error) == status
     assert error_value(error) == {"error": "it is so", "kind": kind.__name__}
 
 
 def test_when_to_ask_again() -> None:
-    """After the time that the proxies tell, a second at least; an unknown caller is told how."""
+    """After the time that the proxies tell, a second at least; an unknown caller learns how."""
     assert headers_of(errors.OverCapacityError("full", retry_after_s=2.5)) == {"Retry-After": "3"}
     assert headers_of(errors.LogNotReadyError("rolls", retry_after_s=0.1)) == {"Retry-After": "1"}
     assert headers_of(errors.ProxyUnavailableError("away")) == {"Retry-After": "1"}

@@ -16,7 +16,7 @@ from tests.fixtures.snapshots import snapshot_of
 
 
 def test_a_bookie() -> None:
-    """Its space is unknown until it has told it."""
+    """Its space is unknown until it has reported it."""
     info = BookieRegistration(name="b", incarnation="1" * 32, address="h:1")
     shown = values.bookie_value(info)
     assert (shown["state"], shown["free_bytes"], shown["total_bytes"]) == ("writable", None, None)
@@ -47,7 +47,7 @@ def test_the_end_of_a_log() -> None:
 
 
 def test_a_line_of_the_list() -> None:
-    """The furthest subscriber counts; positions that are not told are none."""
+    """The furthest subscriber counts; positions that are not reported are none."""
     snapshot = snapshot_of((4,), (6,))
     row = values.log_row(snapshot, rate=1.5, positions={"ann": DLSN(2, 0, 0), "bob": DLSN(1, 2, 0)})
     assert (row["records"], row["records_behind"], row["subscribers"]) == (100, 80, 2)
@@ -58,7 +58,7 @@ def test_a_line_of_the_list() -> None:
 
 
 def test_a_status() -> None:
-    """What proxies do not know is null."""
+    """Values that proxies do not know are null."""
     known = LogStatus(
         name="a", log_id="i", first=DLSN(1, 0, 0), last=DLSN(1, 0, 1), last_txid=3, record_count=2,
         size_bytes=5, segment_count=1, sealed=False, last_timestamp_ms=1000, now_ms=3000,
@@ -85,7 +85,7 @@ def test_a_picture() -> None:
 
 
 def test_a_picture_is_bounded() -> None:
-    """The last segments and extents are told one by one, those before as sums."""
+    """The last segments and extents are shown one by one, those before as sums."""
     many = values.picture_value(snapshot_of(*[(1,)] * (values.SEGMENTS_MAX + 3)))
     assert len(many["segments"]) == values.SEGMENTS_MAX
     assert many["older"] == {"segments": 3, "records": 30, "bytes": 3000}
@@ -113,8 +113,8 @@ def test_subscribers() -> None:
         (False, 0.0),
     ]
     many = {f"s{n}": DLSN(1, 0, 0) for n in range(values.SUBSCRIBERS_MAX + 1)}
-    told = values.subscriber_values(many, dict.fromkeys(many, place(0, 0)), place(0, 0))
-    assert len(told) == values.SUBSCRIBERS_MAX
+    found = values.subscriber_values(many, dict.fromkeys(many, place(0, 0)), place(0, 0))
+    assert len(found) == values.SUBSCRIBERS_MAX
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The ports of a server: their certificates change, and operators speak HTTP."""
