@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
-from dlcore.base.errors import AlreadyTruncatedError, DLError, EndOfStreamError
+from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.base.metrics import Durations
 from dlcore.base.places import Places
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
-from dlcore.proxy.reading.runs import Joining
+from dlcore.proxy.reading.runs import fetched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sized
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.base.records import NotLessThan
-    from dlcore.log.reading.reader import DirectReader
-    from dlcore.log.reading.rows import EntryRows
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.outgoing import Send
     from dlcore.proxy.reading.ring import Ring, RingReader
@@ -240,32 +238,18 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
     """
     async with await reading.log.readers.open_part(position, end) as reader:
         sizes = chain(_FIRST_BYTES, repeat(reading.view.part_bytes))
-        joining = Joining(row_bytes=reading.view.row_bytes, sizes=sizes)
         with suppress(EndOfStreamError):
             while position < end:
-                rows = await _rows_of(reader, joining, end)
-                if not rows and not joining.has_rest:
-                    if await reading.log.get_first_active_dlsn() >= end:
-                        raise AlreadyTruncatedError(
-                            f"log {reading.log.name!r}: the records before {end} were truncated "
-                            "while they were read"
-                        )
-                    # It has passed entries without a row from `position` on.
+                rows = await reader.take_entries(timeout_s=_LOOK_S)
+                if not rows and await reading.log.get_first_active_dlsn() >= end:
+                    raise AlreadyTruncatedError(
+                        f"log {reading.log.name!r}: the records before {end} were truncated while "
+                        "they were read"
+                    )
+                if not rows:  # it has passed entries without a row from `position` on
                     position = max(position, reader.position)
-                for each in joining.add(rows) if rows else joining.rest():
+                for each in fetched(rows, row_bytes=reading.view.row_bytes, sizes=sizes):
                     position = each.end
                     yield each
                     if position >= end:
                         return
-
-
-async def _rows_of(reader: DirectReader, joining: Joining, end: DLSN) -> list[EntryRows]:
-    """Return the next rows; behind a rest that they may join only those that are there already."""
-    if not joining.has_rest:
-        return await reader.take_entries(timeout_s=_LOOK_S)
-    if joining.end >= end:
-        return []
-    try:
-        return await reader.take_entries(non_blocking=True)
-    except DLError:  # the next call raises it again, behind the rest
-        return []

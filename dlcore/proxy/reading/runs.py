@@ -65,68 +65,37 @@ class Fetched:
         return view.message(wanted, end) if wanted else None
 
 
-class Joining:
-    """The division of a reader's rows: small entries are joined, and large ones cut.
-
-    Rows count with their bytes in memory, because entries may be compressed and messages are not.
-
-    Args:
-        row_bytes: the bytes of each row beside these.
-        sizes: the wanted bytes of each message.
-    """
-
-    def __init__(self, *, row_bytes: int, sizes: Iterator[int]) -> None:
-        self._row_bytes = row_bytes
-        self._sizes = sizes
-        self._together: list[StoredRows] = []
-        self.end = DLSN.INITIAL
-        """The position behind the last row that was added."""
-        self._size_bytes = self._bytes_max = 0
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether there are rows that later ones may join."""
-        return bool(self._together)
-
-    def add(self, taken: Iterable[EntryRows]) -> Iterator[Fetched]:
-        """Yield the records of entries that are no rest; take them all before the next call."""
-        for entry in taken:
-            rest = entry.take_stored()
-            count = rest.batch.num_rows
-            rest_bytes = int(rest.batch.get_total_buffer_size()) + count * self._row_bytes
-            while count:
-                if not self._together:
-                    self._bytes_max = next(self._sizes)
-                # Computed anew for each part, since the size changes from message to message.
-                part_count = min(-(-rest_bytes // (CUT_FACTOR * self._bytes_max)), count)
-                part_bytes = rest_bytes // part_count
-                if self._together and self._size_bytes + part_bytes > self._bytes_max:
-                    yield self._joined()
-                    continue
-                part, part_rows = rest, -(-count // part_count)
-                if part_count > 1:
-                    part, rest = rest.slice(0, part_rows), rest.slice(part_rows, count)
-                self._together.append(part)
-                count -= part_rows
-                self.end = rest.position if count else entry.place.end
-                self._size_bytes += part_bytes
-                rest_bytes -= part_bytes
-
-    def rest(self) -> Iterator[Fetched]:
-        """Yield the rest, if there is any."""
-        if self._together:
-            yield self._joined()
-
-    def _joined(self) -> Fetched:
-        found = Fetched.of(self._together, self.end, self._size_bytes)
-        self._together, self._size_bytes = [], 0
-        return found
-
-
 def fetched(
     taken: Iterable[EntryRows], *, row_bytes: int, sizes: Iterator[int]
 ) -> Iterator[Fetched]:
-    """Yield the entries of a reader's rows, as `Joining` divides them, with the rest."""
-    joining = Joining(row_bytes=row_bytes, sizes=sizes)
-    yield from joining.add(taken)
-    yield from joining.rest()
+    """Yield the entries of a reader's rows, with small entries joined and large ones cut.
+
+    `sizes` has the wanted bytes of each message.  Rows count with their bytes in memory, because
+    entries may be compressed and messages are not, and with `row_bytes` each beside these.
+    """
+    together: list[StoredRows] = []
+    end, size_bytes, bytes_max = DLSN.INITIAL, 0, 0
+    for entry in taken:
+        rest = entry.take_stored()
+        count = rest.batch.num_rows
+        rest_bytes = int(rest.batch.get_total_buffer_size()) + count * row_bytes
+        while count:
+            if not together:
+                bytes_max = next(sizes)
+            # Computed anew for each part, since the wanted size changes from message to message.
+            part_count = min(-(-rest_bytes // (CUT_FACTOR * bytes_max)), count)
+            part_bytes = rest_bytes // part_count
+            if together and size_bytes + part_bytes > bytes_max:
+                yield Fetched.of(together, end, size_bytes)
+                together, size_bytes = [], 0
+                continue
+            part, part_rows = rest, -(-count // part_count)
+            if part_count > 1:
+                part, rest = rest.slice(0, part_rows), rest.slice(part_rows, count)
+            together.append(part)
+            count -= part_rows
+            end = rest.position if count else entry.place.end
+            size_bytes += part_bytes
+            rest_bytes -= part_bytes
+    if together:
+        yield Fetched.of(together, end, size_bytes)

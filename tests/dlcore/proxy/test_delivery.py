@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError, LedgerReadError
+from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.proxy.reading import delivery
 from dlcore.proxy.reading.delivery import Deliveries, Reading
@@ -41,13 +41,9 @@ class Log:
         """Return what is left."""
         return self.first
 
-    async def take_entries(
-        self, *, timeout_s: float = 0, non_blocking: bool = False
-    ) -> list[EntryRows]:
-        """Return the next portion; an empty one stands for a wait without an answer."""
-        assert non_blocking or timeout_s > 0
-        if non_blocking and not any(self.portions[:1]):
-            return []
+    async def take_entries(self, *, timeout_s: float) -> list[EntryRows]:
+        """Return the next portion."""
+        assert timeout_s > 0
         return self.portions.pop(0)
 
     async def __aenter__(self) -> Log:
@@ -62,9 +58,9 @@ def delivered(log: Log, end: DLSN) -> list[bytes]:
     return [each for message in messages(log, end) for each in values(message)]
 
 
-def messages(log: Log, end: DLSN, got: list[bytes] | None = None) -> list[bytes]:
-    """Return what a client is sent of what is before `end`; it is appended to `got`."""
-    got = [] if got is None else got
+def messages(log: Log, end: DLSN) -> list[bytes]:
+    """Return what a client is sent of what is before `end`."""
+    got: list[bytes] = []
 
     async def send(message: bytes) -> None:
         got.append(message)
@@ -110,34 +106,6 @@ def test_a_reader_is_sent_little_at_first(at_once: int) -> None:
     assert len(sent) < 12
 
 
-def test_entries_that_come_meanwhile_join_the_last_ones() -> None:
-    """Portions of a reader end anywhere: each of its messages has entries as long as they fit."""
-    part_bytes = VIEW.part_bytes
-    entries = [entry(number, 4, size=part_bytes // 16) for number in range(40)]
-    sent = messages(Log([entries[first : first + 4] for first in range(0, 40, 4)]), DLSN(1, 40, 0))
-    assert [each for message in sent for each in values(message)] == [
-        b"%d:%d" % (number, slot) for number in range(40) for slot in range(4)
-    ]
-    whole = sent[len(delivery._FIRST_BYTES) : -1]
-    assert len(whole) > 5
-    assert all(part_bytes // 2 < len(each) <= part_bytes for each in whole)
-
-
-def test_what_came_before_an_error_is_sent_before_it() -> None:
-    """The rest of a portion, too, which waits for entries to join it."""
-
-    class Failing(Log):
-        async def take_entries(self, **wanted: Any) -> list[EntryRows]:
-            if not self.portions:
-                raise LedgerReadError("damaged")
-            return await super().take_entries(**wanted)
-
-    got: list[bytes] = []
-    with pytest.raises(LedgerReadError):
-        messages(Failing([[entry(0, 2)], [entry(1, 1)]]), DLSN(1, 9, 0), got)
-    assert [each for message in got for each in values(message)] == [b"0:0", b"0:1", b"1:0"]
-
-
 def test_readers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that has had its share makes room for a waiting one; a lone reader goes on."""
     monkeypatch.setattr(delivery, "TURN_BYTES", 1)
@@ -165,10 +133,10 @@ def test_a_reader_that_has_taken_nothing_gets_one_entry_while_memory_is_short(
             self.portions = list(portions[start.entry_id])
             return self
 
-        async def take_entries(self, **wanted: Any) -> list[EntryRows]:
+        async def take_entries(self, *, timeout_s: float) -> list[EntryRows]:
             if not self.portions:
                 raise EndOfStreamError("the segment ended before")
-            return await super().take_entries(**wanted)
+            return await super().take_entries(timeout_s=timeout_s)
 
     portions.update({0: [[entry(0, 1)]], 1: [[entry(1, 1)], [entry(2, 1)]]})
     assert delivered(Parts([]), DLSN(1, 3, 0)) == [b"0:0", b"1:0", b"2:0"]
