@@ -69,7 +69,7 @@ def test_every_invariant_catches_a_mutant() -> None:
 
 
 def test_the_catalogue_has_every_invariant() -> None:
-    """What breaks one that is not in it does not count as caught."""
+    """A mutant that breaks an invariant outside of it does not count as caught."""
     texts = (file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("*.py"))
     named = {name for text in texts for name in _INVARIANT.findall(text)}
     assert named == set(INVARIANTS)
