@@ -144,7 +144,7 @@ def test_wrong_write(
     words: list[str],
 ) -> None:
     """Columns and options are checked before a task runs."""
-    given = {"uri": logs.uri, "log": "clicks"} | options
+    given = {"uri": logs.uri, "log": logs.create()} | options
     given = {key: value for key, value in given.items() if value is not None}
     frame = rows(spark, columns)
     text = message_of(lambda: frame.write.format("dlog").options(**given).mode("append").save())
