@@ -126,11 +126,17 @@ def _made(properties: dict[str, Any]) -> Any:
 
     if "py-catalog-impl" not in properties:
         given = properties.get("type")
-        inferred = None if given else infer_catalog_type(CATALOG, properties)
-        if inferred is CatalogType.REST or str(given).lower() == CatalogType.REST.value:
+        kind = CatalogType(str(given).lower()) if given else infer_catalog_type(CATALOG, properties)
+        if kind is CatalogType.REST:
             from dlcore.log.cold.iceberg_private import BoundedRestCatalog
 
             return BoundedRestCatalog(CATALOG, **properties)
+        if kind is CatalogType.SQL and str(properties.get("uri")).startswith("sqlite:///"):
+            try:
+                from dlcore.log.cold.sqlite_catalog import SqliteCatalog
+            except ModuleNotFoundError:  # SQLAlchemy: the library says how to install it
+                return load_catalog(CATALOG, **properties)
+            return SqliteCatalog(CATALOG, **properties)
     return load_catalog(CATALOG, **properties)
 
 
