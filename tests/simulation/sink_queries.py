@@ -52,7 +52,7 @@ _KINDS = (STREAM, STREAM, WRITES, WRITES, TRANSACTIONS, ONCE)
 _BATCHES_MAX = 12
 _ROWS_MAX = 5
 _WRITES_MAX = 4
-_COPIED_CHANCE = 0.05
+_COPIED_CHANCE = 0.25
 _LOST_CHANCE = 0.1
 
 
@@ -124,11 +124,14 @@ class Query:
         return self.planned
 
     def copied(self) -> _Batch | None:
-        """Return a batch that a copy of an older checkpoint would plan, if there is any."""
+        """Return a batch that a copy of an older checkpoint would plan, if there is any.
+
+        It has rows in each write: without any nothing is committed, and nothing to be refused.
+        """
         before = self._next - (2 if self.planned is None else 3)
         if self.kind not in (STREAM, WRITES) or before < 0:
             return None
-        return self._some_batch(before, "copied/")
+        return self._some_batch(before, "copied/", rows_min=1)
 
     def on_committed(self, batch: _Batch) -> None:
         """Keep in the checkpoint that a batch is committed."""
@@ -140,7 +143,7 @@ class Query:
         self._restarts += 1
         self._next, self.planned = 0, None
 
-    def _some_batch(self, number: int, how: str) -> _Batch:
+    def _some_batch(self, number: int, how: str, *, rows_min: int = 0) -> _Batch:
         rng = self._rng
         names = [self._log] if self._log is not None else self._sinks.names
         writes = rng.randint(1, _WRITES_MAX) if self.kind == WRITES else 1
@@ -150,7 +153,7 @@ class Query:
             [
                 [
                     (rng.choice(names), f"{self.name}/{how}{number}/{write}/{row}")
-                    for row in range(rng.randint(0, _ROWS_MAX))
+                    for row in range(rng.randint(rows_min, _ROWS_MAX))
                 ]
                 for write in range(writes)
             ],
@@ -213,12 +216,13 @@ class Driver:
         Raises: DLError: a batch failed, and with it the run.
         """
         query, rng = self.query, self._rng
-        if rng.random() < _COPIED_CHANCE and (copied := query.copied()) is not None:
-            with contextlib.suppress(AppendMismatchError):
-                await self._run_batch(_Run(host, query.take_over(), is_copy=True), copied)
-            return
         run = _Run(host, query.take_over())
         for _ in range(rng.randint(1, 6)):
+            # Before each batch: when a run begins, there are often no older ones.
+            if rng.random() < _COPIED_CHANCE and (copied := query.copied()) is not None:
+                with contextlib.suppress(AppendMismatchError):
+                    await self._run_batch(_Run(host, query.take_over(), is_copy=True), copied)
+                return
             if not query.is_newest(run.number) or not (query.planned or query.has_more):
                 return
             await self._run_next(run)
