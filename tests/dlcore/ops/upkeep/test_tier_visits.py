@@ -165,3 +165,17 @@ def test_logs_that_wait_less_than_for_a_round() -> None:
     visits.looked("a", next_ms=10)
     assert visits.due_below(60, 9) == []
     assert visits.due_below(60, 10) == [("a", logs["a"])]
+
+
+def test_a_log_whose_tier_failed_comes_last() -> None:
+    """From the next visit on; one that was forgotten meanwhile stays forgotten."""
+    visits = TierVisits()
+    visits.begin()
+    logs = {node: LogKey(name=node, log_id=f"id-{node}") for node in ("a", "b", "c")}
+    for node, log in logs.items():
+        visits.add(node, log)
+    visits.come_last("a")
+    assert [node for node, _ in visits.due(0)] == ["b", "c", "a"]
+    visits.forget("b")
+    visits.come_last("b")
+    assert [node for node, _ in visits.due(0)] == ["c", "a"]
