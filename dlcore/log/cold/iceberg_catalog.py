@@ -107,9 +107,9 @@ def _opened(properties: str) -> Any:
 
 
 def reopen() -> None:
-    """Let the next call connect again.
+    """Let the next call open the catalog again.
 
-    A connection may outlive its catalog: to SQLite's file that was replaced, it fails for ever.
+    Only then the library makes a catalog's own tables: SQLite's file, if it was away, is empty.
     """
     with _opening:
         _close()
@@ -172,7 +172,7 @@ def namespace_of(url: str) -> str:
 
 @contextmanager
 def catalog_errors(what: str, url: str) -> Iterator[None]:
-    """Raise what the library raises as `ObjectStoreError`, and connect again for the next call."""
+    """Raise errors of the library as `ObjectStoreError`; the next call opens the catalog again."""
     from pyiceberg import exceptions
 
     kinds = [each for each in vars(exceptions).values() if isinstance(each, type)]

@@ -130,7 +130,6 @@ class IcebergTables:
         async for page in self._objects.list_below(f"{self.url}/{FOLDER}"):
             for each in page:
                 if not each.url.endswith((f"/{FIRST_METADATA}", f"/{REGISTERED_METADATA}")):
-                    iceberg_catalog.reopen()  # the right one may be put there
                     raise TableError(
                         f"the catalog {iceberg_catalog.CATALOG} lacks the table {'.'.join(place)} "
                         f"of {self.url}, which has been there: is it another catalog?  To do: name "
