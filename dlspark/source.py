@@ -160,5 +160,5 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
         )
     columns = check_write_schema(schema, needs_log=options.log is None)
     if missing:
-        require_logs(options.address, missing, create=options.create_log)
+        require_logs(options.address, missing, create=True)
     return columns

@@ -222,9 +222,8 @@ class _Patience:
         self._patience_s = patience_s
         self._end_s: float | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over; it begins with the first question."""
+    def has_passed(self) -> bool:
+        """Return whether the time is over; it begins with the first call."""
         now_s = asyncio.get_running_loop().time()
         self._end_s = self._end_s or now_s + self._patience_s
         return now_s >= self._end_s
@@ -431,7 +430,7 @@ class LogRedactor:
         return Left(tuple(left))
 
     async def _pause(self, s: float, left: Sequence[str]) -> Event:
-        if self._patience.is_over:
+        if self._patience.has_passed():
             return Signal.PATIENCE_OVER
         self._report("waiting: " + "; ".join(left))
         await asyncio.sleep(s)
