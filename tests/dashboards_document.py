@@ -77,7 +77,7 @@ DASHBOARDS: dict[str, list[Panel]] = {
         Panel("Delivery, p99", _slowest("dlog_proxy_delivery_seconds"), "s"),
         Panel("Bytes to readers", "rate(dlog_proxy_delivery_bytes_total[5m])", "Bps"),
         Panel("Readers of older records", "dlog_proxy_catching_up_readers"),
-        Panel("Kept for readers", "dlog_proxy_ring_bytes", "bytes"),
+        Panel("Kept for readers", "dlog_proxy_ring_bytes + dlog_proxy_kept_bytes", "bytes"),
         Panel("Busiest logs", "dlog_proxy_log_bytes_per_second", "Bps", "{{log}}"),
     ],
     "autorecovery": [
