@@ -26,7 +26,7 @@ from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.wire.client import WireBookieClient
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,7 +19,7 @@ from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 
 LEDGERS = 1000
 BIG_BYTES = 256 * 1024

@@ -65,7 +65,7 @@ from dlcore.base.errors import BookieStorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.errors import BookieError
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 class CommitState(State):

@@ -32,7 +32,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from dlcore.base.ids import INVALID_ENTRY_ID
-from dlcore.wire.digest import EntryFrame, is_sound
+from dlcore.wire.frames import EntryFrame, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bookie.files.format import file_name
 from dlcore.base.errors import BookieStorageError, DigestMismatchError
-from dlcore.wire.digest import EntryFrame, decode_frame
+from dlcore.wire.frames import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bookie.files.format import FileHeader
     from bookie.files.index import FileIndex
     from bookie.files.replay import WritePosition
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 _OFFSET_MAX = 2**32

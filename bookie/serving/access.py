@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dlcore.base.access.capability import EVERYTHING, LedgerRight
 from dlcore.base.access.holding import Kept
 from dlcore.base.errors import AccessDeniedError, BookieAccessDeniedError
-from dlcore.wire.reaches import reach_of, reach_of_add, reach_of_adds
+from dlcore.wire.capabilities import reach_of, reach_of_add, reach_of_adds
 
 if TYPE_CHECKING:
     from dlcore.base.access.capability import Capability, Reach, Verifier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bookie.serving.turns import Turns
-from dlcore.wire.receive_memory import ReceiveMemory
+from dlcore.wire.receiving import ReceiveMemory
 
 if TYPE_CHECKING:
     from bookie.serving.admission import Admission

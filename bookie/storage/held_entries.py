@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from bookie.space.budget import Claim
 from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.errors import BadRequestError, BookieStorageError, LedgerFencedError
-from dlcore.wire.digest import frame_check
+from dlcore.wire.frames import frame_check
 
 if TYPE_CHECKING:
     from typing import Protocol
 
     from bookie.files.unsealed import Location
     from bookie.storage.storage_core import StorageCore
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
     class CheckRoom(Protocol):
         """Raises if `size` more bytes may not be written."""

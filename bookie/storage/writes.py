@@ -19,7 +19,7 @@ from bookie.storage.held_entries import HeldEntries
 from dlcore.base.background import failed
 from dlcore.base.errors import BadRequestError, BookieError, EntryTooLargeError, LedgerFencedError
 from dlcore.base.ids import INVALID_ENTRY_ID
-from dlcore.wire.digest import decode_frame, following_frames
+from dlcore.wire.frames import decode_frame, following_frames
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
     from bookie.storage.timers import Timers
-    from dlcore.wire.digest import BytesLike, EntryFrame, FollowingFrames
-    from dlcore.wire.frames import FrameRun
+    from dlcore.wire.frames import BytesLike, EntryFrame, FollowingFrames, FrameRun
 
 
 class Writes:

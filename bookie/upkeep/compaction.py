@@ -38,7 +38,7 @@ from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.files.read_runs import read_run, runs_of
 from bookie.files.unsealed import Location
 from dlcore.base.errors import BookieStorageError
-from dlcore.wire.digest import EntryFrame
+from dlcore.wire.frames import EntryFrame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

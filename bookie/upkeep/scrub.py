@@ -35,7 +35,7 @@ from bookie.files.records import IntactRecords
 from bookie.files.replay import read_header
 from bookie.files.unsealed import Location
 from dlcore.base.errors import BookieStorageError
-from dlcore.wire.digest import EntryFrame
+from dlcore.wire.frames import EntryFrame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

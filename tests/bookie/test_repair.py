@@ -26,7 +26,7 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.stored import encode
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
 from tests.fixtures import served_bookie
 from tests.fixtures.aio import until

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.files.index import FileIndex
 from bookie.files.ledger_state import LedgerState
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bookie.files.index import LedgerSummary
     from bookie.files.unsealed import Location
     from bookie.storage.storage_core import StorageCore
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 @contextlib.contextmanager

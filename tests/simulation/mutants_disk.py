@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bookie.files.replay import OpenedLog, TakeSealed
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 @contextlib.contextmanager

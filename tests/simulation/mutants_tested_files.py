@@ -18,7 +18,7 @@ from tests.simulation.tested import caught_by
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
     from tests.fixtures.memory_folder import Inode
 
 

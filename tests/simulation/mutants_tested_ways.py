@@ -13,7 +13,7 @@ from bookie.files.entry_reader import EntryReader, LargerEntryError
 from bookie.storage import writes as writes_module
 from bookie.storage.writes import Writes
 from dlcore.log.writing.transmit import Group
-from dlcore.wire.digest import following_frames
+from dlcore.wire.frames import following_frames
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:

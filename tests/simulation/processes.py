@@ -22,7 +22,7 @@ from dlcore.base.errors import (
     WrongIncarnationError,
 )
 from dlcore.metadata.port import Delete
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.memory_disk import MemoryDisk
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.endings import bury, kill

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.placing.health import BookieHealth
     from dlcore.ledger.port import ColdEntries
     from dlcore.ledger.reading.confirmed import LedgerEnd
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import BookieClient, EntryRange
 
 __all__ = ["FollowStep", "LedgerReader"]

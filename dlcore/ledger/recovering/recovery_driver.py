@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from dlcore.ledger.context import LedgerContext
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 logger = logging.getLogger(__name__)
 

@@ -74,7 +74,7 @@ from dlcore.ledger.metadata.values import (
     write_set,
 )
 from dlcore.ledger.placing.placement import Topology, choose_replacements
-from dlcore.wire.digest import BytesLike, EntryFrame, encode_frame, frame_parts
+from dlcore.wire.frames import BytesLike, EntryFrame, encode_frame, frame_parts
 
 if TYPE_CHECKING:
     import random

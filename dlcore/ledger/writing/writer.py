@@ -19,7 +19,7 @@ from dlcore.ledger.writing.appender import (
     Signal,
 )
 from dlcore.ledger.writing.appender_driver import AppenderDriver, copy_of
-from dlcore.wire.digest import FRAME_BYTES, BytesLike
+from dlcore.wire.frames import FRAME_BYTES, BytesLike
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.entries.compression import Compressor
     from dlcore.log.typed.arrow import EntrySchemas
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 ENTRY_HEADER_BYTES = 48
 _HEADER = struct.Struct(">BBHIqqqqQ")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dlcore.base.records import EntryPlace
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 PARSED_RECORDS_MAX = 100
 """Arrow decodes more records than this at least as fast."""

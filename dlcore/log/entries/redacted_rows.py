@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlcore.log.entries.body import EntryHeader
     from dlcore.log.typed.conditions import Condition
     from dlcore.log.typed.schema import LogSchema
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 _CODEC = "zstd"
 

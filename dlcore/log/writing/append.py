@@ -67,7 +67,7 @@ from dlcore.log.entries.compression import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.writing.run import OwnExtent
 from dlcore.log.writing.transmit import Transmitter, Unwritten
-from dlcore.wire.digest import BytesLike
+from dlcore.wire.frames import BytesLike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

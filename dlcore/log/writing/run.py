@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.changes import SegmentLimits
     from dlcore.log.metadata.values import LogHead
     from dlcore.log.writing.transmit import Group
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 _NEARLY_FULL = 0.75
 """With this share of its size or age a segment will soon be completed."""

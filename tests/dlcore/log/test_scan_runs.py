@@ -24,7 +24,7 @@ from dlcore.log.reading.scan_driver import by_entry, scan_range
 from dlcore.log.reading.scan_run import FIRST_BYTES, GROWTH
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema
-from dlcore.wire.digest import EntryFrame
+from dlcore.wire.frames import EntryFrame
 from tests.dlcore.log.test_scan import ledger
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import amount
