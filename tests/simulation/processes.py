@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.metadata.bookies import BookieCookie
+    from dlcore.ledger.metadata.values import BookieCookie
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch

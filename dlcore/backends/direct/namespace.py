@@ -69,8 +69,7 @@ if TYPE_CHECKING:
     from dlcore.base.access.tls import TlsFiles
     from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.base.records import NotLessThan, RecordPlace
-    from dlcore.ledger.metadata.bookies import BookieRegistration
-    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.append import DirectStagedAppend

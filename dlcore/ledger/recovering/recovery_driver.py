@@ -40,7 +40,7 @@ from dlcore.ledger.recovering.recovery import (
     closed_over,
 )
 from dlcore.ledger.writing.appender import AppendRecovered
-from dlcore.ledger.writing.appender_driver import AppenderDriver
+from dlcore.ledger.writing.writer import AppenderDriver
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
