@@ -54,7 +54,7 @@ from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
-from dlcore.log.typed.targets import schemas_to_write
+from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
 from dlcore.metadata.paths import NamespacePaths, parse_uri

@@ -269,8 +269,7 @@ def _require_end(next_entry_id: int, last_entry_id: int) -> None:
 
 
 def _frames(ledger: LedgerMetadata, at: _Group, data: BytesLike) -> Sequence[EntryFrame]:
-    from dlcore.log.entries.body import encode_entry
-    from dlcore.log.entries.compression import Compressor
+    from dlcore.log.entries.body import Compressor, encode_entry
     from dlcore.wire.frames import EntryFrame
 
     stored, facts, compressor = at.stored, at.layout.facts, Compressor("none")
