@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 import msgspec
 
 from bookie.files.format import NOTE_BYTES
-from bookie.files.unsealed import Batch, UnsealedFile, UnsealedFiles
+from bookie.files.log_state import Batch, UnsealedFile, UnsealedFiles
 from dlcore.base.machines import Machine, State, Transitions
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from bookie.files.format import (
     file_header_bytes,
 )
 from bookie.files.index import FileIndex
+from bookie.files.log_state import EntryLogEvents, UnsealedFile, UnsealedFiles
 from bookie.files.replay import WritePosition
-from bookie.files.unsealed import EntryLogEvents, UnsealedFile, UnsealedFiles
 from dlcore.wire.frames import frame_check
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ are read one message after the other, within the window of each reader.
 A client is trusted with a number of requests: so many are taken in one turn, and, below the most,
 so many may be in flight.  Requests of no use halve the number: those that it should have known to
 be refused, and signs of life.  A request that succeeds doubles it.  A client that is trusted with
-few waits for its turns among the distrusted (`turns.py`).
+few waits for its turns among the distrusted (`connection.py`).
 
 Invariants:
 
