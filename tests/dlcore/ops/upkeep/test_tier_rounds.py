@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.metadata.cluster_settings import Value
     from dlcore.metadata.port import Versioned
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 OTHER = "s3://bucket/others"
 OF_ALL = replace(CONFIG_OF_TIERS, tier=OTHER, tier_after_s=AGE_MS / 1000)
