@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlcore.base.ids import DLSN
 from dlcore.flight.tickets import Place, Ticket
+from dlcore.proxy.reading import kept as kept_module, serving
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.kept import KEPT_S, OWN_BYTES, UNUSED_S, KeptMessages, Series
 from dlcore.proxy.reading.outgoing import Outgoing
@@ -15,9 +16,12 @@ from dlcore.proxy.reading.rows import RowView
 from tests.dlcore.ops.upkeep.test_redactor import NEEDLE, Scene
 from tests.dlcore.proxy.test_delivery import Log
 from tests.dlcore.proxy.test_runs import entry, values
+from tests.fixtures.aio import until
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
+    import pytest
+
     from dlcore.log.reading.rows import EntryRows
 
 SERIES = Series("id", "a", b"", 0)
@@ -188,3 +192,27 @@ def test_a_redacted_row_is_not_sent_again() -> None:
         assert reads.deliveries.kept_messages == len(first) - 1
 
     with_proxies()(scenario)
+
+
+def test_memory_is_freed_without_another_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy whose readers have all left looks at its messages until none is kept."""
+    monkeypatch.setattr(serving, "CALM_S", 0.05)
+    monkeypatch.setattr(kept_module, "KEPT_S", 0.5)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("a")
+        await stream.send(b"one", b"two")
+        await stream.acked(2)
+        await stream.last_reply()
+        reads = served.servers[0].reads
+        older = reads.followed.budget.older
+        await reads.do_get(Ticket(log="a"), _drop)
+        assert len(older) == 1
+        await until(lambda: not older)
+
+    with_proxies("a")(scenario)
+
+
+async def _drop(_: object) -> None:
+    pass
