@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -152,6 +153,12 @@ def test_autorecovery_reads_its_file_again(
             process.send_signal(signal.SIGHUP)
             (*_, line) = await log.until("the configuration stays as it was: ")
             assert "sweep_interval_s=0.0: expected a number > 0" in line
+            with socket.create_server(("127.0.0.1", 0)) as other:
+                port = other.getsockname()[1]
+                file.write_text(f"[autorecovery]\nhttp_address = '127.0.0.1:{port}'\n")
+                process.send_signal(signal.SIGHUP)
+                (*_, line) = await log.until("the configuration stays as it was: ")
+            assert f"cannot listen on host='127.0.0.1' port={port} for HTTP" in line
             file.write_text("[autorecovery]\nsweep_interval_s = 0.05\nlog_level = 'debug'\n")
             process.send_signal(signal.SIGHUP)
             await log.until("the configuration was read again")

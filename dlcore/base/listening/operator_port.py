@@ -134,6 +134,21 @@ async def operator_port(
         await pages.aclose()
 
 
+async def require_free_port(options: HttpOptions, now: HttpOptions) -> None:
+    """Require that a port can be opened in the place of the one of `now`, which is open.
+
+    Of the same port it cannot be found out.
+
+    Raises:
+        ConfigurationError: the port is taken, or the host is no address of this machine.
+    """
+    address, held = http_address_of(options), http_address_of(now)
+    if address is None or (held is not None and held.port == address.port):
+        return
+    server = await HttpServer.start([], host=address.host, port=address.port)
+    await server.aclose()
+
+
 class _Pages:
     """The answers of one server's port."""
 

@@ -211,9 +211,13 @@ async def _changed(
 ) -> _ServiceConfig | None:
     """Return the next configuration, once it is a different one; None: the service has ended."""
 
+    from dlcore.base.listening.operator_port import require_free_port
+
     async def read_here() -> _ServiceConfig:
         # Not in another thread: it uses click's context, which belongs to this thread.
-        return read()
+        found = read()
+        await require_free_port(found.recovery, config.recovery)
+        return found
 
     async with side_tasks() as tasks:
         stopped = tasks.start(stop.wait())

@@ -461,7 +461,8 @@ class Sandbox:
         if self._base_port is None:
             return [0] * count
         ports = [self._base_port + number for number in range(1, count + 1)]
-        for port in (self._base_port, *ports):
+        proxies = (ports[-1] + number for number in range(1, self._proxy_count + 1))
+        for port in (self._base_port, *ports, *proxies):
             PortReservation(port).release()
         return ports
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from dlcore.base.records import LogRecord
 from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, run
 from dlcore.sync import open_namespace
 from tests.fixtures.forking import LOADED_PYTHON
+from tests.fixtures.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,16 +112,20 @@ def test_a_restart_on_the_same_folder_finds_all_data(tmp_path: Path) -> None:
 
 
 def test_a_folder_or_port_that_is_taken_is_refused(tmp_path: Path) -> None:
-    """The refusal names it; the cluster that has it goes on."""
-    folder = tmp_path / "data"
-    with sandbox_process(
-        "--bookies", "1", "--no-autorecovery", "--data-dir", str(folder), stop=signal.SIGTERM
-    ) as announced:
+    """The refusal names it; the cluster that has it goes on.  A proxy's port is the last one."""
+    folder, base = tmp_path / "data", free_ports(5)
+    with (
+        sandbox_process(
+            "--bookies", "1", "--no-autorecovery", "--data-dir", str(folder), stop=signal.SIGTERM
+        ) as announced,
+        socket.create_server(("127.0.0.1", base + 4)),
+    ):
         assert announced["autorecovery"] is None
         port = str(announced["uri"]).split(":")[2].split("/")[0]
         for options, name in (
             (["--data-dir", str(folder)], str(folder)),
             (["--base-port", port], port),
+            (["--base-port", str(base)], f"port {base + 4} of 127.0.0.1 is taken"),
         ):
             refused = subprocess.run(
                 [
