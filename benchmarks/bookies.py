@@ -20,13 +20,13 @@ from benchmarks.limits import bare_replay_s, disk_read_s
 from benchmarks.logs import MEMORY_MB_MAX, append_times, memory_mb, peak_memory_mb
 from bookie.membership.identity import COOKIE_FILE
 from dlcore.base.config import LedgerClientConfig
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.wire.client import WireBookieClient
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

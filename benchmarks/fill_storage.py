@@ -17,9 +17,9 @@ from bookie.disks.real import RealDisk
 from bookie.membership.identity import COOKIE_FILE
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 
 LEDGERS = 1000
 BIG_BYTES = 256 * 1024

@@ -22,7 +22,7 @@ from benchmarks.logs import run
 from benchmarks.wire_server import BOOKIE, CLUSTER_ID
 from dlcore.base.config import LedgerClientConfig
 from dlcore.wire.client import WireBookieClient
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

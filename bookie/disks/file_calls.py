@@ -1,29 +1,35 @@
-"""System calls of the real disk: complete writes, preallocation, durable file names.
+"""System calls of the real disk, its threads and spare space.
 
-Some of the calls exist only on Linux.  If one is missing, a POSIX call replaces it: `pwrite` and
-`pread` take one buffer at a time, a file grows as it is written, zeros are written to reserve
-space, and every write goes through the page cache.  On macOS `fsync` leaves bytes in the cache of
-the device; therefore a sync is `F_FULLFSYNC` there.
+The calls are complete writes, preallocation and durable file names.  Some of the calls exist only
+on Linux.  If one is missing, a POSIX call replaces it: `pwrite` and `pread` take one buffer at a
+time, a file grows as it is written, zeros are written to reserve space, and every write goes
+through the page cache.  On macOS `fsync` leaves bytes in the cache of the device; therefore a sync
+is `F_FULLFSYNC` there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import logging
 import mmap
 import os
-from typing import TYPE_CHECKING, ParamSpec
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from bookie.disks.port import DiskFullError
 from bookie.disks.recent_bytes import BLOCK_BYTES
+from dlcore.base.background import outcome_of
 from dlcore.base.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
+
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
@@ -329,3 +335,109 @@ def lock_directory(directory: Path) -> int:
             f"data directory {directory} is in use by another process; every bookie needs its own"
         ) from error
     return descriptor
+
+
+SPARE_SUFFIX = ".spare"
+_SPARES_MAX = 2
+"""Most spares; each is as large as an entry log file."""
+_SHARE_OF_FREE = 1 / 16
+"""Most bytes of all spares: other users of the file system need the free space as well."""
+
+
+class Spares:
+    """The spares of one directory; those that are there are taken over.
+
+    The disk calls these methods in its thread for writes, and syncs the directory after `keep` and
+    `give`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sizes = {path: path.stat().st_size for path in directory.glob(f"*{SPARE_SUFFIX}")}
+        self.allowed = True
+        """Whether new ones are kept."""
+
+    def __bool__(self) -> bool:
+        return bool(self._sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all spares."""
+        return sum(list(self._sizes.values()))  # copied: another thread may change them
+
+    def keep(self, path: Path, *, free_bytes: int) -> bool:
+        """Make a file a spare; False: there is no room for one more among the free bytes."""
+        size = path.stat().st_size
+        is_kept = (
+            self.allowed
+            and len(self._sizes) < _SPARES_MAX
+            and size + self.size_bytes <= free_bytes * _SHARE_OF_FREE
+        )
+        if is_kept:
+            self._sizes[path.rename(path.with_name(path.name + SPARE_SUFFIX))] = size
+        return is_kept
+
+    def unused(self, in_use: Collection[int]) -> Path | None:
+        """Return a spare that no open handle reads, which a rewrite would change; None: no such.
+
+        Args:
+            in_use: the inodes of open files.
+        """
+        return next((path for path in self._sizes if path.stat().st_ino not in in_use), None)
+
+    def give(self, spare: Path, path: Path) -> None:
+        """Let a spare, which was written over, be the file with this path."""
+        spare.rename(path)
+        self._sizes.pop(spare, None)
+
+    def delete(self) -> None:
+        """Delete all spares durably."""
+        for path in list(self._sizes):
+            path.unlink(missing_ok=True)
+            self._sizes.pop(path, None)
+        sync_directory(self._directory)
+
+
+T = TypeVar("T")
+
+_READ_THREADS = 4
+
+
+class DiskThreads:
+    """Runs blocking calls of one disk; `name` is for the error after the end."""
+
+    def __init__(self, name: object) -> None:
+        self._name = name
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="bookie-disk-write")
+        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="bookie-disk-read")
+        self.has_ended = False
+
+    async def write(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` after all earlier writes; a cancelled caller does not interrupt it."""
+        return await self._run(self._writer, functools.partial(function, *args, **kwargs))
+
+    async def read(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` in one of several threads."""
+        return await self._run(self._readers, functools.partial(function, *args, **kwargs))
+
+    async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        if self.has_ended:
+            raise BookieStorageError(f"{self._name} is closed")
+        future = asyncio.get_running_loop().run_in_executor(executor, work)
+        try:
+            return await outcome_of(future)
+        finally:
+            # A cancelled caller waits too: the thread still uses the descriptor and the buffers.
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            future.exception()  # else asyncio would log an error that a cancelled caller left
+
+    async def aclose(self) -> None:
+        """Wait for the calls under way, and end the threads; nothing can be run from now on."""
+        self.has_ended = True
+        await asyncio.get_running_loop().run_in_executor(None, self._stop)
+
+    def _stop(self) -> None:
+        self._writer.shutdown()
+        self._readers.shutdown()

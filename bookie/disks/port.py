@@ -23,7 +23,7 @@ from dlcore.base.errors import BookieStorageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -34,10 +34,12 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from bookie.disks import spares
 from bookie.disks.file_calls import (
     LOCK_NAME,
     NO_ROOM,
+    SPARE_SUFFIX,
+    DiskThreads,
+    Spares,
     allocated_bytes,
     capabilities,
     device_error,
@@ -58,14 +60,12 @@ from bookie.disks.file_calls import (
 )
 from bookie.disks.port import DiskSpace
 from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
-from bookie.disks.spares import Spares
-from bookie.disks.threads import DiskThreads
 from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -396,9 +396,7 @@ class RealDisk:
             return sorted(
                 path.name
                 for path in self._directory.iterdir()
-                if path.name not in _OWN_NAMES
-                and path.suffix != spares.SUFFIX
-                and not path.is_dir()
+                if path.name not in _OWN_NAMES and path.suffix != SPARE_SUFFIX and not path.is_dir()
             )
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> RealFile:

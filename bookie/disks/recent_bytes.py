@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 BLOCK_BYTES = 4096
 """Alignment of direct writes, in the file and in memory."""

@@ -28,8 +28,8 @@ from bookie.files.commit_queue import (
 )
 from bookie.files.format import file_name
 from bookie.files.index import encode_footer_record
+from bookie.files.log_state import check_place
 from bookie.files.replay import note_newest
-from bookie.files.unsealed import check_place
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import BookieStorageError, BookieUnavailableError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from bookie.config import StorageConfig
     from bookie.disks.port import Disk
-    from bookie.files.unsealed import EntryLogEvents, Location, UnsealedFile, UnsealedFiles
+    from bookie.files.log_state import EntryLogEvents, Location, UnsealedFile, UnsealedFiles
     from dlcore.base.errors import BookieError
 
 T = TypeVar("T")

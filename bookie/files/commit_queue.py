@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 import msgspec
 
 from bookie.files.format import NOTE_BYTES
-from bookie.files.unsealed import Batch, UnsealedFile, UnsealedFiles
+from bookie.files.log_state import Batch, UnsealedFile, UnsealedFiles
 from dlcore.base.machines import Machine, State, Transitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.errors import BookieError
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 class CommitState(State):

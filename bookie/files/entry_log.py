@@ -27,9 +27,9 @@ from bookie.files.format import (
     file_header_bytes,
 )
 from bookie.files.index import FileIndex
+from bookie.files.log_state import EntryLogEvents, UnsealedFile, UnsealedFiles
 from bookie.files.replay import WritePosition
-from bookie.files.unsealed import EntryLogEvents, UnsealedFile, UnsealedFiles
-from dlcore.wire.digest import frame_check
+from dlcore.wire.frames import frame_check
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.disks.port import Disk
     from bookie.files.replay import OpenedLog
-    from dlcore.wire.digest import BytesLike, EntryFrame, FollowingFrames
-    from dlcore.wire.frames import FrameRun
+    from dlcore.wire.frames import BytesLike, EntryFrame, FollowingFrames, FrameRun
 
 
 _SECTOR_BYTES = 4096

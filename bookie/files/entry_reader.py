@@ -16,33 +16,95 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bookie.files.entry_runs import COUNT_MAX, EntryRun, first_run, joined, scattered
-from bookie.files.format import (
-    RECORD_HEADER_BYTES,
-    FileHeader,
-    file_name,
-    read_record_header,
+from bookie.files.entry_runs import (
+    COUNT_MAX,
+    EntryRun,
+    RangePage,
+    first_run,
+    joined,
+    joined_ranges,
+    scattered,
 )
-from bookie.files.listed_ranges import RangePage, joined_ranges
-from bookie.files.read_runs import decode_at, read_run, runs_of
-from bookie.files.unsealed import Location
+from bookie.files.format import RECORD_HEADER_BYTES, FileHeader, file_name, read_record_header
+from bookie.files.log_state import Location
 from dlcore.base.errors import (
     BookieStorageError,
+    DigestMismatchError,
     NoSuchEntryError,
     NoSuchLedgerError,
 )
 from dlcore.base.ids import INVALID_ENTRY_ID
-from dlcore.wire.digest import EntryFrame, is_sound
+from dlcore.wire.frames import EntryFrame, decode_frame, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from bookie.disks.port import DiskFile
     from bookie.files.damage import DamageLog
     from bookie.files.entry_log import EntryLog
     from bookie.files.index import LedgerEntries
-    from bookie.files.ledger_state import LedgerState
-    from bookie.files.sealed_handles import SealedHandles
+    from bookie.files.log_state import LedgerState
+    from bookie.files.sealed_files import SealedHandles
     from dlcore.wire.frames import FrameRun
+
+
+_GAP_BYTES_MAX = 16 * 1024
+"""Largest gap between frames that are read together: to copy the gap is cheaper than another call.
+"""
+_RUN_BYTES_MAX = 4 * 1024 * 1024
+
+
+async def read_run(
+    file: DiskFile, run: Sequence[Location]
+) -> list[EntryFrame | BookieStorageError]:
+    """Return the verified frame at each location of a run, or the error of that frame.
+
+    If the whole run cannot be read at once, the frames are read singly, to separate the damaged
+    ones from the intact ones.
+    """
+    start = run[0].offset
+    try:
+        data = await file.read(start, run[-1].offset + run[-1].size - start)
+    except BookieStorageError as error:
+        if len(run) == 1:
+            return [error]
+        return [each for location in run for each in await read_run(file, [location])]
+    return [
+        decode_at(data[location.offset - start :][: location.size], location) for location in run
+    ]
+
+
+def decode_at(frame: memoryview, location: Location) -> EntryFrame | BookieStorageError:
+    """Return the frame verified as the entry at `location`, or its error."""
+    try:
+        return decode_frame(frame, ledger_id=location.ledger_id, entry_id=location.entry_id)
+    except DigestMismatchError as error:
+        return BookieStorageError(
+            f"entry {location.ledger_id}:{location.entry_id} is damaged at offset "
+            f"{location.offset} of {file_name(location.file_number)}: {error}"
+        )
+
+
+def runs_of(locations: Sequence[Location]) -> Iterator[list[Location]]:
+    """Group neighbours in one file into runs that are read together."""
+    run: list[Location] = []
+    for location in locations:
+        if run and not _belongs(location, run):
+            yield run
+            run = []
+        run.append(location)
+    if run:
+        yield run
+
+
+def _belongs(location: Location, run: list[Location]) -> bool:
+    last_end = run[-1].offset + run[-1].size
+    return (
+        location.file_number == run[0].file_number
+        and last_end <= location.offset <= last_end + _GAP_BYTES_MAX
+        and location.offset + location.size - run[0].offset <= _RUN_BYTES_MAX
+    )
+
 
 _ENTRY_ID_MAX = 2**63 - 1
 _NO_IDS = np.array([], np.int64)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 FILE_SUFFIX = ".log"
 NOTE_BYTES = 4096

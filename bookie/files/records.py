@@ -16,7 +16,7 @@ from bookie.files.format import (
     read_record_header,
 )
 from dlcore.base.errors import DigestMismatchError
-from dlcore.wire.digest import EntryFrame, decode_frame, frame_check
+from dlcore.wire.frames import EntryFrame, decode_frame, frame_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,7 @@ from dlcore.base.errors import (
     MetadataConnectionError,
     NodeExistsError,
 )
-from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
+from dlcore.ledger.metadata.values import BookieCookie, BookieRegistration
 from dlcore.metadata.changing import change_node
 from dlcore.metadata.stored import decode, encode
 

@@ -28,7 +28,7 @@ from bookie.disks.port import DiskSpace
 from dlcore.base.errors import ConfigurationError, DLError, MetadataError, NoNodeError
 from dlcore.base.features import own_release
 from dlcore.base.machines import Machine, State, Transitions
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, encode
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dlcore.base.backoff import Backoff
 from dlcore.base.errors import BookieStorageError, DLError, LedgerNotFoundError
 from dlcore.ledger.metadata.values import LedgerState, write_set
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 
 if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage

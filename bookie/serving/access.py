@@ -1,7 +1,7 @@
-"""The access of one connection without a certificate: what its capabilities let it do.
+"""The rights of a client: those of its certificate, or what its capabilities let it do.
 
-A session asks for each request.  The answer to one without a right says which is missing, and why
-the capability that was presented does not give it.
+A session of a client without a certificate asks for each request.  The answer to one without a
+right says which is missing, and why the capability that was presented does not give it.
 
 Invariants:
 
@@ -13,16 +13,21 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.base.access.capability import EVERYTHING, LedgerRight
+from dlcore.base.access.client_names import names_in
 from dlcore.base.access.holding import Kept
 from dlcore.base.errors import AccessDeniedError, BookieAccessDeniedError
-from dlcore.wire.reaches import reach_of, reach_of_add, reach_of_adds
+from dlcore.wire.capabilities import reach_of, reach_of_add, reach_of_adds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlcore.base.access.capability import Capability, Reach, Verifier
+    from dlcore.base.access.client_names import ClientNames
     from dlcore.wire.messages import Add, Request
+
 
 _REFUSED_MAX = 8
 """Most refused capabilities of a connection; verifying one takes about 0.1 ms."""
@@ -123,3 +128,37 @@ class Access:
 
 def _names(rights: int) -> str:
     return " and ".join(str(each.name) for each in LedgerRight if each & rights)
+
+
+class Admitted(NamedTuple):
+    """The judgement of a client."""
+
+    access: Access | None
+    """The rights of its connection; None: it may do everything."""
+    refusal: str | None
+    """Why it is not let in; None: it is."""
+
+
+class Admission:
+    """Judges each client by its certificate, when its connection is made.
+
+    A client without a certificate has the rights of the capabilities that it presents, if the
+    bookie takes capabilities.  Any other client is let in by the names in its certificate.
+
+    Args:
+        client_names: the names of clients that are let in.
+        new_access: returns the rights of a connection without a certificate; None: it may do
+            everything, if its name is let in.
+    """
+
+    def __init__(
+        self, client_names: ClientNames, new_access: Callable[[], Access] | None = None
+    ) -> None:
+        self._client_names = client_names
+        self._new_access = new_access
+
+    def admit(self, certificate: Any) -> Admitted:
+        """Judge a client by its certificate in the form of `ssl`; None: it has none."""
+        if self._new_access is not None and not certificate:
+            return Admitted(self._new_access(), None)
+        return Admitted(None, self._client_names.refusal(names_in(certificate)))

@@ -1,12 +1,21 @@
-"""Runs a `Session` over one client's connection: requests in, storage calls, answers out."""
+"""The connections of a bookie's clients: the driver of each one's `Session`, and whose turn it is.
+
+Connections take a few requests each, round-robin, in two queues as in the network scheduler
+fq_codel.  The busy queue has the connections that always have more requests; the modest queue has
+the others.  A connection with few requests therefore waits for one round of the modest queue,
+whatever busy connections send.  The queues alternate, so busy connections make progress as well.
+
+Distrusted connections, whose requests are of no use, have a third queue: all of them together have
+one turn in a millisecond.  Their number does not matter, and others get most of the time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, assert_never
+from collections import deque
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, assert_never, cast
 
-from bookie.serving.client_socket import ClientSocket
 from bookie.serving.in_progress import ReadsInProgress, WritesInFlight
 from bookie.serving.session import (
     Abort,
@@ -31,11 +40,231 @@ from bookie.serving.session import (
     TickAt,
     WritePaused,
 )
+from dlcore.base.access.tls import name_in_certificate
 from dlcore.wire.bookie_end import BookieEnd
+from dlcore.wire.frames import send
+from dlcore.wire.receiving import ReceiveMemory
 
 if TYPE_CHECKING:
-    from bookie.serving.shared import Shared
+    from collections.abc import Mapping, Sequence
+
+    from bookie.serving.access import Admission
+    from bookie.serving.budgets import ReadBudget, ReceiveBudget
+    from bookie.serving.session import Bounds
     from bookie.storage.ledger_storage import LedgerStorage
+    from dlcore.base.ids import BookieId
+    from dlcore.wire.messages import Buffer
+
+
+_TURN_S = 0.0003
+"""After this time the event loop runs its other work: answers, syncs, received bytes."""
+
+
+_DISTRUSTED_PAUSE_S = 0.001
+"""Pause between two turns of distrusted connections; a turn and its answers take some 0.2 ms."""
+
+
+class Taker(Protocol):
+    """A connection that takes its requests when it is scheduled."""
+
+    waits_for_turn: bool
+    """Whether the connection is in a queue; `Turns` sets it."""
+
+    @property
+    def left_some(self) -> bool:
+        """Whether the last `take_some` left requests because a bound was reached."""
+        ...
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether many of its last requests were of no use."""
+        ...
+
+    def take_some(self) -> bool:
+        """Take a few requests; return whether there are more that can be taken now."""
+        ...
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        ...
+
+
+class Turns:
+    """The scheduler of one event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._modest: deque[Taker] = deque()
+        self._busy: deque[Taker] = deque()
+        self._distrusted: deque[Taker] = deque()
+        self._is_due = False
+
+    @property
+    def are_free(self) -> bool:
+        """Whether none waits, apart from the distrusted."""
+        return not (self._modest or self._busy)
+
+    def wait(self, taker: Taker) -> None:
+        """Let a connection wait that has just taken requests, and has more of them."""
+        if taker.is_distrusted:
+            self._wait_distrusted(taker)
+        else:
+            self._wait(self._busy, taker)
+
+    def take(self, taker: Taker) -> None:
+        """Let a connection take requests: at once if none waits, otherwise in its queue's order."""
+        if taker.waits_for_turn:
+            return
+        if taker.is_distrusted:
+            self._wait_distrusted(taker)
+            return
+        # A connection that left requests is busy, though they did not fit: it comes back often.
+        if self.are_free:
+            self._serve(taker)
+        else:
+            self._wait(self._busy if taker.left_some else self._modest, taker)
+
+    def _serve(self, taker: Taker) -> None:
+        try:
+            has_more = taker.take_some()
+        except Exception as error:  # noqa: BLE001  # a defect must not stop other connections
+            context = {"message": "taking a request failed", "exception": error}
+            self._loop.call_exception_handler(context)
+            taker.abort()
+        else:
+            if has_more:
+                self.wait(taker)
+
+    def _wait_distrusted(self, taker: Taker) -> None:
+        taker.waits_for_turn = True
+        if not self._distrusted:
+            self._loop.call_later(_DISTRUSTED_PAUSE_S, self._serve_distrusted)
+        self._distrusted.append(taker)
+
+    def _serve_distrusted(self) -> None:
+        taker = self._distrusted[0]
+        taker.waits_for_turn = False
+        self._serve(taker)
+        # Only now, so that a connection that waits again does not begin a second timer.
+        self._distrusted.popleft()
+        if self._distrusted:
+            self._loop.call_later(_DISTRUSTED_PAUSE_S, self._serve_distrusted)
+
+    def _wait(self, queue: deque[Taker], taker: Taker) -> None:
+        taker.waits_for_turn = True
+        queue.append(taker)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        until_s = self._loop.time() + _TURN_S
+        while self._modest or self._busy:
+            for queue in (self._modest, self._busy):
+                if queue:
+                    taker = queue.popleft()
+                    taker.waits_for_turn = False
+                    self._serve(taker)
+            if self._loop.time() >= until_s:
+                break
+        self._is_due = bool(self._modest or self._busy)
+        if self._is_due:
+            self._loop.call_soon(self._run)
+
+
+UNSENT_BYTES_HIGH = 64 * 1024
+"""With so many bytes that the client has not received, no more answers are made."""
+_UNSENT_BYTES_LOW = 16 * 1024
+
+
+class ClientSocket:
+    """The transport of a connection; before it is there and after its loss, calls do nothing."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        """None before the connection is made, and once it is lost."""
+        self.peer: object = None
+        """The common name of the client's certificate, else its address; for logs."""
+
+    def connect(self, transport: asyncio.BaseTransport) -> Mapping[str, object] | None:
+        """Begin; return the client's certificate, None without one."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=UNSENT_BYTES_HIGH, low=_UNSENT_BYTES_LOW)
+        certificate: Mapping[str, object] | None = transport.get_extra_info("peercert")
+        self.peer = name_in_certificate(certificate) or transport.get_extra_info("peername")
+        return certificate
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client can be sent something."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that were sent, and that the network has not taken."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send buffers, one after the other."""
+        if self.transport is not None and not self.transport.is_closing():
+            send(self.transport, buffers)
+
+    def end_sending(self) -> None:
+        """Tell the client that nothing more comes."""
+        if self.transport is not None and self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def set_reading(self, *, is_reading: bool) -> None:
+        """Read what the client sends, or leave it to TCP, which stops the client."""
+        if self.transport is None:
+            return
+        if is_reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def close(self) -> None:
+        """End when all answers were sent."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """End at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+_Connection = TypeVar("_Connection")
+
+
+class Shared(Generic[_Connection]):
+    """The part of the service that its connections use; the arguments are the service's."""
+
+    def __init__(
+        self,
+        *,
+        bookie: BookieId,
+        cluster_id: str,
+        bounds: Bounds,
+        read_budget: ReadBudget,
+        receive_budget: ReceiveBudget,
+        admission: Admission,
+    ) -> None:
+        self.bookie = bookie
+        self.cluster_id = cluster_id
+        self.bounds = bounds
+        self.read_budget = read_budget
+        self.receive_budget = receive_budget
+        self.admission = admission
+        self.turns = Turns()
+        self.memory = ReceiveMemory()
+        self.connections: dict[_Connection, None] = {}
+        self.is_draining = False
+
+    def leave(self, connection: _Connection) -> None:
+        """Forget a connection that has ended."""
+        self.connections.pop(connection, None)
+
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dlcore.base.proto.bookie_pb2_grpc import (
     BookieControlServicer,
     add_BookieControlServicer_to_server,
 )
-from dlcore.wire.statuses import status_of
+from dlcore.wire.fields import status_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -1,15 +1,18 @@
-"""The requests of one client in progress: its writes, its reads, and the steps of its streams."""
+"""The requests of one client in progress: its writes, its reads, and the steps of its streams.
+
+Most reads of new entries wait for nothing, and a task costs a turn of the event loop.  Therefore a
+coroutine becomes a task only if it has to wait (`start_eagerly`).  Eager tasks of Python 3.12 save
+the turn but not the task, and Python 3.11 has none, so all versions use this form.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bookie.serving.eager import start
-from bookie.serving.read_budget import ReadShare
-from bookie.serving.read_streams import FollowStream, RangeStream
+from bookie.serving.budgets import ReadShare
 from bookie.serving.session import (
     Event,
     MessageRead,
@@ -27,6 +30,7 @@ from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
     Chunk,
+    Follow,
     Held,
     Lac,
     ReadEntries,
@@ -34,16 +38,175 @@ from dlcore.wire.messages import (
     ReadLac,
     Update,
 )
+from dlcore.wire.port import FollowUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
 
-    from bookie.serving.read_budget import ReadBudget
-    from bookie.serving.read_streams import ReadStream
+    from bookie.serving.budgets import ReadBudget
     from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.storage.reads import Reads
+    from bookie.storage.storage_core import Followers
     from bookie.storage.writes import Writes
     from dlcore.wire.frames import FrameRun
-    from dlcore.wire.messages import Add, Follow, ReadHeld, WriteLac
+    from dlcore.wire.messages import Add, ReadHeld, WriteLac
+
+
+def start_eagerly(
+    coroutine: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]
+) -> asyncio.Task[None] | None:
+    """Run `coroutine` until it waits; return the task of the rest, None if it has ended.
+
+    The caller keeps the task, and `on_end` is called at its end, as of `start_task`.
+    Before the first wait it runs in no task, so it must not use `asyncio.timeout` and the like
+    there.
+
+    Raises:
+        The error that the coroutine raises before its first wait.
+    """
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return start_task(_go_on(coroutine, awaited), on_end)
+
+
+async def _go_on(coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+    """Wait in place of the coroutine for its first awaitable, and run the rest."""
+    await _Rest(coroutine, awaited)
+
+
+class _Rest:
+    """The rest of a coroutine that has begun, as an awaitable.
+
+    A task accepts only a coroutine, and a coroutine that has begun cannot be awaited from its first
+    wait on.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        awaited = self._awaited
+        step: Callable[[Any], Any]
+        while True:
+            try:
+                argument = yield awaited
+                step = self._coroutine.send
+            except BaseException as error:  # noqa: BLE001  # its cancellation as well
+                argument = error
+                step = self._coroutine.throw
+            try:
+                awaited = step(argument)
+            except StopIteration:
+                return
+
+
+class ReadStream(Protocol):
+    """The stream of one reader; no entry of it stays in memory while it waits."""
+
+    request_id: int
+    chunk_bytes: int
+    """Wanted size of a message."""
+    has_news: bool
+    """Whether there may be a new message."""
+
+    async def advance(self, bytes_max: int) -> Chunk | Update | None:
+        """Return the next message of at most `bytes_max` bytes of frames, None if nothing is new.
+
+        Raises:
+            LargerEntryError: one entry alone needs more.
+            DLError: the answer that ends the stream.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+class RangeStream:
+    """Entries of a range, one chunk after the other."""
+
+    def __init__(self, reads: Reads, request: ReadEntries, *, chunk_bytes: int) -> None:
+        self.request_id = request.request_id
+        self.chunk_bytes = chunk_bytes
+        self.has_news = True
+        self._reads = reads
+        self._request = request
+        self._next_entry_id = request.first_entry_id
+
+    async def advance(self, bytes_max: int) -> Chunk:
+        """Return the next chunk."""
+        request = self._request
+        frames = await self._reads.read_chunk(
+            request.ledger_id,
+            first_entry_id=self._next_entry_id,
+            last_entry_id=request.last_entry_id,
+            stride=request.stride,
+            bytes_max=bytes_max,
+        )
+        self._next_entry_id += len(frames) * request.stride
+        is_last = self._next_entry_id > request.last_entry_id
+        return Chunk(self.request_id, frames, is_last)
+
+    def close(self) -> None:
+        """Do nothing: a range holds no resources."""
+
+
+class FollowStream:
+    """Entries of a ledger as they are confirmed."""
+
+    def __init__(
+        self,
+        reads: Reads,
+        followers: Followers,
+        request: Follow,
+        *,
+        chunk_bytes: int,
+        on_news: Callable[[FollowStream], None],
+    ) -> None:
+        self.request_id = request.request_id
+        self.chunk_bytes = chunk_bytes
+        self.has_news = True
+        self._reads = reads
+        self._ledger_id = request.ledger_id
+        self._next_entry_id = request.first_entry_id
+        self._sent: FollowUpdate | None = None
+        self._on_news = on_news
+        self._end_watch = followers.watch(request.ledger_id, self._wake)
+
+    def _wake(self) -> None:
+        if self._sent is not None and not self._reads.may_have_news(self._ledger_id, self._sent):
+            return
+        self.has_news = True
+        self._on_news(self)
+
+    async def advance(self, bytes_max: int) -> Update | None:
+        """Return the new entries and the new LAC, None if there are none."""
+        # Before the read: `_wake` may set it while the read waits for the disk.
+        self.has_news = False
+        update = await self._reads.follow_chunk(
+            self._ledger_id,
+            first_entry_id=self._next_entry_id,
+            sent=self._sent,
+            bytes_max=bytes_max,
+        )
+        if update is None:
+            return None
+        self.has_news = self.has_news or self._reads.may_have_news(self._ledger_id, update)
+        self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
+        frames, confirmed, fenced = update
+        # Kept without the frames, so that their memory is free while the reader waits.
+        self._sent = FollowUpdate((), confirmed, fenced)
+        return Update(self.request_id, frames, confirmed, fenced)
+
+    def close(self) -> None:
+        """Stop watching the ledger."""
+        self._end_watch()
+        del self._end_watch  # it refers back to this stream, and so to the connection
+
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +348,7 @@ class ReadsInProgress:
         stream = self.streams[request_id]
         try:
             step = self._share.send(stream.chunk_bytes, partial(self._next_of, stream))
-            task = start(step, partial(self._on_step, stream))
+            task = start_eagerly(step, partial(self._on_step, stream))
         except Exception as error:  # noqa: BLE001  # the client gets it as its answer
             self._tell(Stepped(request_id, stream.has_news, reported(error)))
             return

@@ -11,12 +11,10 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bookie.serving.admission import Admission
-from bookie.serving.connection import Connection
-from bookie.serving.read_budget import ReadBudget
-from bookie.serving.receive_budget import ReceiveBudget
+from bookie.serving.access import Admission
+from bookie.serving.budgets import ReadBudget, ReceiveBudget
+from bookie.serving.connection import Connection, Shared
 from bookie.serving.session import Bounds
-from bookie.serving.shared import Shared
 from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 from dlcore.base.config import MIB
 from dlcore.base.kept_memory import give_back_what_is_free

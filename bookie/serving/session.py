@@ -9,7 +9,7 @@ are read one message after the other, within the window of each reader.
 A client is trusted with a number of requests: so many are taken in one turn, and, below the most,
 so many may be in flight.  Requests of no use halve the number: those that it should have known to
 be refused, and signs of life.  A request that succeeds doubles it.  A client that is trusted with
-few waits for its turns among the distrusted (`turns.py`).
+few waits for its turns among the distrusted (`connection.py`).
 
 Invariants:
 
@@ -54,8 +54,8 @@ from dlcore.base.errors import (
     LedgerFencedError,
 )
 from dlcore.base.machines import Machine, State, Transitions
+from dlcore.wire.fields import status_of
 from dlcore.wire.frames import FrameRun
-from dlcore.wire.keepalive import LEAST_S, Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
     DURABLE_IDS_MAX,
@@ -81,12 +81,12 @@ from dlcore.wire.messages import (
     encode,
     encode_durable,
 )
-from dlcore.wire.statuses import status_of
+from dlcore.wire.receiving import LEAST_S, Keepalive
 
 if TYPE_CHECKING:
     from bookie.serving.access import Access
     from dlcore.wire.bookie_end import BookieEnd, BookieEvent
-    from dlcore.wire.statuses import Status
+    from dlcore.wire.fields import Status
 
 IN_FLIGHT_BYTES_MIN = 64 * 1024
 """Bytes of adds that each connection may have in flight, whatever the others have."""

@@ -10,17 +10,13 @@ from bookie.files.damage import DamageLog
 from bookie.files.entry_log import EntryLog
 from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
-from bookie.files.ledger_state import LedgerState, note_sealed
+from bookie.files.log_state import EntryLogEvents, LedgerState, note_sealed
 from bookie.files.replay import open_entry_log
-from bookie.files.sealed_files import SealedFiles
-from bookie.files.sealed_handles import SealedHandles
-from bookie.files.unsealed import EntryLogEvents
+from bookie.files.sealed_files import SealedFiles, SealedHandles
 from bookie.membership.given_ids import GivenIds
-from bookie.storage.followers import Followers
 from bookie.storage.reads import Reads
-from bookie.storage.status import StorageState, StorageStatus
-from bookie.storage.storage_core import StorageCore
-from bookie.storage.timers import Timers
+from bookie.storage.status import StorageState, StorageStatus, Timers
+from bookie.storage.storage_core import Followers, StorageCore
 from bookie.storage.writes import Writes
 from bookie.upkeep.rounds import Upkeep
 from dlcore.base.background import BackgroundTasks, reported_to_callers

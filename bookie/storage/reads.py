@@ -11,8 +11,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from bookie.files.entry_reader import check_room
-from bookie.files.ledger_state import check_id
-from bookie.files.listed_ranges import ListedRanges
+from bookie.files.entry_runs import ListedRanges
+from bookie.files.log_state import check_id
 from dlcore.base.errors import BadRequestError, NoSuchLedgerError
 from dlcore.wire.messages import HELD_RANGES_MAX
 from dlcore.wire.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
@@ -20,8 +20,8 @@ from dlcore.wire.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bookie.files.ledger_state import LedgerState
-    from bookie.files.listed_ranges import RangePage
+    from bookie.files.entry_runs import RangePage
+    from bookie.files.log_state import LedgerState
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
     from bookie.storage.writes import Writes

@@ -6,6 +6,7 @@ end.  A read-only storage still accepts recovery adds, LACs and fences.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from enum import Enum
@@ -20,8 +21,33 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.space.budget import Claim
     from bookie.storage.storage_core import StorageCore
-    from bookie.storage.timers import Timers
     from dlcore.base.errors import BookieError
+
+
+class Timers:
+    """Timers of one event loop, one per action."""
+
+    def __init__(self) -> None:
+        self._handles: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._is_closed = False
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` once after `delay_s`, unless it is scheduled or `close` was called."""
+        if action in self._handles or self._is_closed:
+            return
+
+        def run() -> None:
+            del self._handles[action]
+            action()
+
+        self._handles[action] = asyncio.get_running_loop().call_later(delay_s, run)
+
+    def close(self) -> None:
+        """Cancel all timers, and schedule no more."""
+        self._is_closed = True
+        for handle in self._handles.values():
+            handle.cancel()
+
 
 logger = logging.getLogger(__name__)
 

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bookie.files.compaction_choice import LEDGER_BYTES_MAX, FileLoad, choose_next
+from bookie.files.entry_reader import read_run, runs_of
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
-from bookie.files.read_runs import read_run, runs_of
-from bookie.files.unsealed import Location
+from bookie.files.log_state import Location
 from dlcore.base.errors import BookieStorageError
-from dlcore.wire.digest import EntryFrame
+from dlcore.wire.frames import EntryFrame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

@@ -36,9 +36,8 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import BookieCookie, LedgerMetadata, LedgerState
 from dlcore.metadata.binding import Restored, read_binding
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, decode_or_tell

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bookie.disks.port import write_with_room
+from bookie.files.entry_reader import read_run
 from bookie.files.format import (
     RECORD_HEADER_BYTES,
     FileHeader,
@@ -30,12 +31,11 @@ from bookie.files.format import (
     file_name,
 )
 from bookie.files.index import FileIndex, encode_footer_record
-from bookie.files.read_runs import read_run
+from bookie.files.log_state import Location
 from bookie.files.records import IntactRecords
 from bookie.files.replay import read_header
-from bookie.files.unsealed import Location
 from dlcore.base.errors import BookieStorageError
-from dlcore.wire.digest import EntryFrame
+from dlcore.wire.frames import EntryFrame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

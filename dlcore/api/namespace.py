@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.base.statistics import NamespaceStatistics
-    from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.store import ReadLedgers
-    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
     from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange

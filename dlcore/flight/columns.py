@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
     Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
     Ends: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]

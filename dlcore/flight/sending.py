@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.flight.columns import Columns
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 _HEADER = b"\x12"
 _APP_METADATA = b"\x1a"

@@ -16,7 +16,7 @@ from dlcore.ledger.placing.health import BookieHealth, Conduct
 from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recovery_driver import recover
-from dlcore.ledger.writing.in_flight import InFlight
+from dlcore.ledger.writing.appender import InFlight
 from dlcore.ledger.writing.writer import LedgerWriter, OpenWriters
 
 if TYPE_CHECKING:

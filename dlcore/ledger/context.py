@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LedgerClientConfig
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.placer import Placer
-    from dlcore.ledger.writing.in_flight import InFlight
+    from dlcore.ledger.writing.appender import InFlight
     from dlcore.wire.port import BookieClient
 
 

@@ -29,7 +29,7 @@ from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogHead, LogKey, LogMetadata, VersionedHead
 from dlcore.log.upkeep.removal import remove_deleted
-from dlcore.log.writing.ending import delete_log
+from dlcore.log.writing.changing import delete_log
 from dlcore.log.writing.lock import WriterLock
 from dlcore.metadata.stored import decode
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 logger = logging.getLogger(__name__)
 

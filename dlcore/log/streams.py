@@ -16,7 +16,7 @@ from dlcore.base.config import require
 from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError, UnexpectedError
 from dlcore.base.ids import TXID_MAX
 from dlcore.base.records import LogRecord
-from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import batch_of
 from dlcore.log.entries.stream import bytes_of, cut
 
 if TYPE_CHECKING:

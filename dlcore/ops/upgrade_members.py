@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlcore.base.errors import CorruptMetadataError, DLError
 from dlcore.base.features import own_release
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.log.metadata.owner import StagingProcess
 from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.binding import finalize_features, read_binding

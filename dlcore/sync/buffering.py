@@ -172,7 +172,7 @@ class BufferingWriter(Blocking):
         taken = self._records[:]
         if not taken:
             return
-        from dlcore.log.entries.batches import batch_of
+        from dlcore.log.entries.body import batch_of
 
         batch = batch_of([each.txid for each in taken], [each.payload for each in taken])
         self._outbox.append(batch)

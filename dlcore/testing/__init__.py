@@ -25,7 +25,7 @@ from dlcore.base.ids import BookieId
 
 with missing_packages_explained():
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.ledger.metadata.bookies import BookieRegistration
+    from dlcore.ledger.metadata.values import BookieRegistration
     from dlcore.metadata.binding import ensure_namespace
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths

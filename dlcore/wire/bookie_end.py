@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.base.errors import BadRequestError, BookieAccessDeniedError, WrongIncarnationError
-from dlcore.wire.assembly import Assembly
 from dlcore.wire.messages import (
     FEATURES,
     PROTOCOL_VERSION,
@@ -43,11 +42,11 @@ from dlcore.wire.messages import (
     encode,
     kinds,
 )
+from dlcore.wire.receiving import Assembly
 
 if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
-    from dlcore.wire.assembly import Room
-    from dlcore.wire.receive_memory import ReceiveMemory
+    from dlcore.wire.receiving import ReceiveMemory, Room
 
 BookieEvent: TypeAlias = (
     Hello

@@ -24,9 +24,7 @@ from dlcore.base.errors import (
     EntryTooLargeError,
     NoSuchEntryError,
 )
-from dlcore.wire.client_end import NotSpokenError
-from dlcore.wire.connection import Connection
-from dlcore.wire.dialing import Dialer, unknown_addresses
+from dlcore.wire.connection import Connection, Dialer, unknown_addresses
 from dlcore.wire.messages import (
     ENTRY_BYTES_MIN,
     WINDOW_BYTES_MAX,
@@ -41,6 +39,7 @@ from dlcore.wire.messages import (
     cost_of,
 )
 from dlcore.wire.port import FollowUpdate, HeldEntries
+from dlcore.wire.session import NotSpokenError
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -53,13 +52,11 @@ if TYPE_CHECKING:
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.ids import BookieId
-    from dlcore.wire.client_end import Read
+    from dlcore.wire.connection import Incoming, Resolve
     from dlcore.wire.control import ControlClient
-    from dlcore.wire.dialing import Resolve
-    from dlcore.wire.incoming import Incoming
     from dlcore.wire.messages import Frame
     from dlcore.wire.port import EntryRange, OnAnswer
-    from dlcore.wire.session import Answer
+    from dlcore.wire.session import Answer, Read
 
 _WINDOW_CHUNKS = 2
 """Chunks that a bookie sends ahead in a range read: one is used while the next one arrives."""

@@ -1,14 +1,19 @@
-"""Runs a `ClientSession` over one connection to a bookie: requests in, bytes out, answers back."""
+"""A client's connections to bookies: how they begin, and the driver of their `ClientSession`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, assert_never, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, assert_never, cast
 
+from dlcore.base.access.tls_refusals import TLS_CLOSED, closed_unheard, explained
+from dlcore.base.errors import BookieUnavailableError, MetadataError
 from dlcore.wire.frames import send
-from dlcore.wire.incoming import Incoming
+from dlcore.wire.messages import FEATURES, PROTOCOL_VERSION, Hello
+from dlcore.wire.receiving import ReceiveMemory
 from dlcore.wire.session import (
     UNSENT_BYTES_HIGH,
     AddWrite,
@@ -16,6 +21,8 @@ from dlcore.wire.session import (
     Bring,
     Call,
     Cancelled,
+    ClientEnd,
+    ClientSession,
     Confirm,
     EndRead,
     Expire,
@@ -34,16 +41,152 @@ from dlcore.wire.session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from dlcore.base.access.holding import Purse
+    from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.backoff import Backoff
+    from dlcore.base.config import LedgerClientConfig
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
-    from dlcore.wire.client_end import ClientEnd, Read
-    from dlcore.wire.dialing import Dialer
     from dlcore.wire.messages import Frame
     from dlcore.wire.port import OnAnswer
-    from dlcore.wire.session import Event, Sent
+    from dlcore.wire.session import Answer, Event, Read, Sent
+
+
+R = TypeVar("R")
+
+Resolve: TypeAlias = "Callable[[BookieId], Awaitable[str]]"
+"""Returns the address of a bookie as host:port."""
+
+
+@contextmanager
+def unknown_addresses(bookie: BookieId) -> Iterator[None]:
+    """Map errors of an address look-up: an unknown address says nothing about the bookie."""
+    try:
+        yield
+    except MetadataError as error:
+        raise BookieUnavailableError(f"{bookie}: its address is not known: {error}") from error
+
+
+class Dialer:
+    """Begins the connections of one client.
+
+    Args:
+        resolve: returns a bookie's address; called for every new connection.
+        cluster_id: the namespace's cluster; a bookie of another cluster is refused.
+        config: time-outs and bounds.
+        tls: the certificates for encrypted connections; None: connections are not encrypted.
+        purse: capabilities that connections present before requests; None: they present none.
+    """
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        cluster_id: str,
+        config: LedgerClientConfig,
+        tls: TlsInUse | None = None,
+        purse: Purse | None = None,
+    ) -> None:
+        self.memory = ReceiveMemory()
+        """The memory for received bytes, of all connections."""
+        self.tls = tls
+        self.purse = purse
+        self._resolve = resolve
+        self._cluster_id = cluster_id
+        self._config = config
+
+    def new_session(
+        self, bookie: BookieId, now_s: float
+    ) -> tuple[ClientEnd[Sent, R], ClientSession[R]]:
+        """Return the two machines of a new connection."""
+        hello = Hello(PROTOCOL_VERSION, FEATURES, self._cluster_id, bookie.name, bookie.incarnation)
+        end: ClientEnd[Sent, R] = ClientEnd(hello, self.memory)
+        presenter = None
+        if self.purse is not None:
+            from dlcore.wire.capabilities import Presenter  # most clients have a certificate
+
+            presenter = Presenter(self.purse)
+        return end, ClientSession(bookie, end, self._config, presenter, now_s=now_s)
+
+    async def dial(self, bookie: BookieId, protocol: asyncio.BufferedProtocol) -> None:
+        """Connect a protocol to the bookie's present address.
+
+        Raises:
+            BookieUnavailableError: there is no connection.
+        """
+        with unknown_addresses(bookie):
+            address = await self._resolve(bookie)
+        try:
+            async with asyncio.timeout(self._config.add_timeout_s):
+                await self.connect(protocol, address)
+        except (OSError, ValueError, OverflowError, TimeoutError) as error:
+            reason = explained(error, None if self.tls is None else self.tls.files)
+            raise BookieUnavailableError(
+                f"{bookie}: no connection to {address}: {reason}"
+            ) from error
+
+    async def connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
+        """Connect a protocol to host:port; failures are an OSError or an error of the address."""
+        host, _, port = address.rpartition(":")
+        context = None if self.tls is None else self.tls.client_context()
+        await asyncio.get_running_loop().create_connection(
+            lambda: protocol, host.strip("[]"), int(port), ssl=context
+        )
+
+    def why_unheard(self) -> str:
+        """Return why a bookie may have closed a connection before it said anything."""
+        return TLS_CLOSED if self.tls is None else closed_unheard(self.tls.files)
+
+
+class Incoming:
+    """The answers of a bookie to one read, in order, for one task that takes them."""
+
+    def __init__(self) -> None:
+        self.taker: Callable[[Answer], bool] | None = None
+        """Asked for each answer that comes while the task waits; True: the task does not get it."""
+        self._items: deque[Answer] = deque()
+        self._error: DLError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Answer) -> None:
+        """Add an answer that arrived."""
+        waiter = self._waiter
+        is_next = waiter is not None and not waiter.done() and not self._items
+        if is_next and self.taker is not None and self.taker(item):
+            return
+        self._items.append(item)
+        self._wake()
+
+    def fail(self, error: DLError) -> None:
+        """End with an error, after the answers that came before."""
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    async def get(self) -> Answer:
+        """Return the next answer, or raise the error that ended the read."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._items.popleft()
+
+    def drop(self) -> None:
+        """Drop the answers that no task takes any more.
+
+        A cancelled waiter holds the frames that awaited it, and these hold this object.  Without
+        this call nothing of that would be freed before Python's next full garbage collection.
+        """
+        self._items.clear()
+        self._waiter = self.taker = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from dlcore.base.access.tls_refusals import TLS_CLOSED, grpc_failure
 from dlcore.base.errors import BookieUnavailableError
 from dlcore.base.proto import bookie_pb2 as pb
 from dlcore.base.proto.bookie_pb2_grpc import BookieControlStub
-from dlcore.wire.entry_ranges import EntryRanges
-from dlcore.wire.statuses import error_of
+from dlcore.wire.fields import error_of
+from dlcore.wire.port import EntryRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,7 +24,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
     WrongIncarnationError,
 )
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from dlcore.wire.port import (
     ENTRY_ID_MAX,
     BookieClient,

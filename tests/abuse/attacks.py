@@ -19,7 +19,7 @@ import grpc
 
 from dlcore.base.access.tls import TlsFiles
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 from dlcore.wire.messages import (
     ADD_FRAMES_MAX,
     FEATURES,

@@ -17,10 +17,9 @@ import pytest
 from dlcore import LogRecord, TlsFiles
 from dlcore.backends.direct.namespace import open_namespace as open_direct
 from dlcore.ops.sandbox.cluster import Sandbox
-from dlcore.wire.assembly import Assembly
+from dlcore.wire.fields import Status
 from dlcore.wire.messages import ANYTHING, Failed, Message, Ping, ReadEntry, ReadLac, decode
-from dlcore.wire.receive_memory import ReceiveMemory
-from dlcore.wire.statuses import Status
+from dlcore.wire.receiving import Assembly, ReceiveMemory
 from tests.abuse.__main__ import STRANGERS, attacker, honest, stranger_to
 from tests.abuse.attacks import (
     ATTACKS,

@@ -34,6 +34,7 @@ from dlcore.base.access.capability import (
     new_private_key,
 )
 from dlcore.base.errors import BookieAccessDeniedError
+from dlcore.wire.fields import Status
 from dlcore.wire.messages import (
     Add,
     Authorize,
@@ -48,7 +49,6 @@ from dlcore.wire.messages import (
     WriteLac,
     encode,
 )
-from dlcore.wire.statuses import Status
 from tests.fixtures.raw_wire import adds, kind_of, raw_connection
 from tests.fixtures.served_bookie import BOOKIE, client_of, frame_of, run, serve
 from tests.fixtures.session_bench import RUN, WINDOW, Bench, only, refusals, sent

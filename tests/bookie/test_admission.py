@@ -6,8 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from bookie.serving.access import Access
-from bookie.serving.admission import Admission, Admitted
+from bookie.serving.access import Access, Admission, Admitted
 from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 
 NAMED = {"subjectAltName": (("DNS", "writer.example"),)}

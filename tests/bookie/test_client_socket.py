@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bookie.serving.client_socket import ClientSocket
+from bookie.serving.connection import ClientSocket
 
 
 class NotedTransport(asyncio.Transport):

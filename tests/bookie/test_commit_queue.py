@@ -31,8 +31,8 @@ from bookie.files.commit_queue import (
 )
 from bookie.files.format import NOTE_BYTES, decode_file_header, encode_file_header
 from bookie.files.index import FileIndex
+from bookie.files.log_state import Batch, UnsealedFile, UnsealedFiles
 from bookie.files.replay import WritePosition
-from bookie.files.unsealed import Batch, UnsealedFile, UnsealedFiles
 from dlcore.base.errors import BookieStorageError
 
 OWNER = bytes(16)

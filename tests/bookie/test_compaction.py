@@ -23,7 +23,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.aio import run, until
 from tests.fixtures.lengths import amount, sample
 from tests.fixtures.memory_disk import DiskOwner, MemoryDisk

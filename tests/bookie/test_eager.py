@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.serving.eager import start
+from bookie.serving.in_progress import start_eagerly
 
 
 def test_a_step_that_waits_for_nothing_needs_no_task() -> None:
@@ -21,9 +21,9 @@ def test_a_step_that_waits_for_nothing_needs_no_task() -> None:
             if fails:
                 raise ValueError("it fails")
 
-        assert start(work(fails=False), ended.append) is None
+        assert start_eagerly(work(fails=False), ended.append) is None
         with pytest.raises(ValueError, match="it fails"):
-            start(work(fails=True), ended.append)
+            start_eagerly(work(fails=True), ended.append)
         assert done == [1, 1]
         assert not ended
 
@@ -51,7 +51,7 @@ def test_a_step_that_waits_goes_on_as_a_task() -> None:
             finally:
                 seen.append("cancelled")
 
-        task = start(work(), ended.append)
+        task = start_eagerly(work(), ended.append)
         assert task is not None
         good.set_result("good")
         bad.set_exception(ValueError("bad"))
@@ -76,7 +76,7 @@ def test_the_error_of_a_task_is_its_own() -> None:
             await asyncio.sleep(0)
             raise ValueError("late")
 
-        task = start(work(), lambda _: None)
+        task = start_eagerly(work(), lambda _: None)
         assert task is not None
         with pytest.raises(ValueError, match="late"):
             await task

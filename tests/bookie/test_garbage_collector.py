@@ -12,8 +12,7 @@ from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import CorruptMetadataError, NoSuchLedgerError
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import BookieCookie, Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.binding import Restored, ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths

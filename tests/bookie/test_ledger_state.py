@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bookie.files.index import LedgerSummary
-from bookie.files.ledger_state import LedgerState
+from bookie.files.log_state import LedgerState
 
 
 def summary(

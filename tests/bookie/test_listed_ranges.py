@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bookie.files.listed_ranges import ListedRanges, RangePage
+from bookie.files.entry_runs import ListedRanges, RangePage
 from dlcore.wire.port import EntryRange
 
 

@@ -12,7 +12,7 @@ import pytest
 from bookie.disks.port import DiskFullError
 from bookie.membership.identity import begin_life, establish_identity
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.stored import encode
 from tests.bookie.test_registration import CLOCK, PATHS, boot, connect
 from tests.fixtures.aio import run

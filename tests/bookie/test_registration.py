@@ -22,7 +22,7 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
+from dlcore.ledger.metadata.values import BookieCookie, BookieRegistration
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths

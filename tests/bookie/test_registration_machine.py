@@ -34,7 +34,7 @@ from bookie.membership.registration import (
 )
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError, NoNodeError
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Create, Delete, Put, Versioned
 from dlcore.metadata.stored import decode, encode

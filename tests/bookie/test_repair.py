@@ -20,13 +20,12 @@ from bookie.server_config import BookieConfig
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import BookieStorageError
-from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.metadata.values import BookieRegistration, LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.stored import encode
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
 from tests.fixtures import served_bookie
 from tests.fixtures.aio import until

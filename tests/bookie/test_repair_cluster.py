@@ -22,7 +22,7 @@ from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.wire.client import WireBookieClient
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.aio import until_async
 from tests.fixtures.bookie_process import BookieProcess, bookie_process
 from tests.fixtures.ledger_cluster import bodies, read_all, write

@@ -27,8 +27,8 @@ from dlcore.base.errors import (
     ConfigurationError,
     CorruptMetadataError,
 )
-from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bookie.serving import service as service_module, session
-from bookie.serving.client_socket import UNSENT_BYTES_HIGH
+from bookie.serving.budgets import ReadBudget
+from bookie.serving.connection import UNSENT_BYTES_HIGH
 from bookie.serving.in_progress import ReadsInProgress
-from bookie.serving.read_budget import ReadBudget
 from bookie.storage.reads import Reads
 from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX

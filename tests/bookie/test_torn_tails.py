@@ -22,7 +22,7 @@ from bookie.files.format import (
 )
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import NoSuchEntryError, NoSuchLedgerError
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.bookie.test_damaged_files import place
 from tests.fixtures.acknowledged import Acknowledged
 from tests.fixtures.lengths import sample

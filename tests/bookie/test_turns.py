@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from hypothesis import given, strategies as st
 
-from bookie.serving import turns as module
-from bookie.serving.turns import Turns
+from bookie.serving import connection as module
+from bookie.serving.connection import Turns
 from tests.fixtures.aio import run, until
 
 

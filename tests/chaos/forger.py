@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import DLError
 from dlcore.ops.sandbox.process import HOST
-from dlcore.wire.digest import encode_frame
+from dlcore.wire.frames import encode_frame
 from dlcore.wire.messages import (
     FEATURES,
     PROTOCOL_VERSION,

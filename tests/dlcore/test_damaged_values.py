@@ -24,7 +24,7 @@ from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import CorruptMetadataError
 from dlcore.base.ids import DLSN
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.log.metadata.commit_records import list_commits
 from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.upkeep.requests import ask_for_upkeep

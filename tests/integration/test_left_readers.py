@@ -19,8 +19,8 @@ from dlcore.base.records import LogRecord
 from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.log.reading.tail_driver import Fetcher
-from dlcore.wire.digest import EntryFrame
-from dlcore.wire.incoming import Incoming
+from dlcore.wire.connection import Incoming
+from dlcore.wire.frames import EntryFrame
 from tests.fixtures.aio import until
 
 if TYPE_CHECKING:

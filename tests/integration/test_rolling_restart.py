@@ -22,7 +22,7 @@ import pytest
 
 from dlcore.backends.direct.namespace import open_namespace as open_namespace_async
 from dlcore.base.records import LogRecord
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode
 from dlcore.ops.rolling.restarting import Restarter, find_members
 from dlcore.sync import open_namespace

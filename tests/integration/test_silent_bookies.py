@@ -18,9 +18,9 @@ from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig, QuorumConfig
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths

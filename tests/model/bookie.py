@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.files.index import FileIndex
-from bookie.files.ledger_state import LedgerState
-from dlcore.wire.digest import decode_frame
+from bookie.files.log_state import LedgerState
+from dlcore.wire.frames import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

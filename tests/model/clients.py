@@ -59,7 +59,7 @@ from dlcore.ledger.writing.appender import (
     Signal,
     StoreMetadata,
 )
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.append_bench import GivenChoice, appender_of
 from tests.model.bookie import LEDGER_ID, Message
 

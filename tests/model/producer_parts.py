@@ -19,8 +19,7 @@ from dlcore.flight import producer_client as client, producer_server as server
 from dlcore.flight.put import PutDecoder, PutMessage, PutTarget
 from dlcore.flight.replies import PutReply, Ready
 from dlcore.flight.sending import schema_message
-from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import byte_log_schema
+from dlcore.log.entries.body import batch_of, byte_log_schema
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Fresh, InFlight, Mark, MarkedRows, Producers
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
     from tests.simulation.trace import Trace
 
 READABLE = "I1 AllAckedEntriesAreReadable"

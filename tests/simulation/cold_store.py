@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
     from tests.simulation.clients import SimClient
     from tests.simulation.tables import Catalog
 

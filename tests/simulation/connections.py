@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import BookieUnavailableError, DLError
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from dlcore.wire.port import BookieClient, HeldEntries
 from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import BookieStorageError, DLError, LedgerNotFoundError, LedgerReadError
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.storage import read_entries
 from tests.simulation.checkers import BOUNDED, LIVE, NO_FALSE_NO
 from tests.simulation.truth import InvariantViolatedError, is_no

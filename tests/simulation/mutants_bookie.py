@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from bookie.files.entry_reader import EntryReader
 from bookie.files.index import SealedIndex
-from bookie.files.ledger_state import LedgerState
-from bookie.files.sealed_handles import SealedHandles
-from bookie.storage.followers import Followers
+from bookie.files.log_state import LedgerState
+from bookie.files.sealed_files import SealedHandles
 from bookie.storage.reads import Reads
+from bookie.storage.storage_core import Followers
 from bookie.storage.writes import Writes
 from dlcore.base.config import MIB
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from bookie.disks.port import DiskFile
     from bookie.files.index import LedgerSummary
-    from bookie.files.unsealed import Location
+    from bookie.files.log_state import Location
     from bookie.storage.storage_core import StorageCore
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 @contextlib.contextmanager

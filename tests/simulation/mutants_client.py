@@ -44,7 +44,7 @@ from dlcore.ledger.writing.appender import (
     LedgerAppender,
     StoreMetadata,
 )
-from dlcore.wire.digest import encode_frame, frame_parts
+from dlcore.wire.frames import encode_frame, frame_parts
 from tests.simulation.connections import SimBookieClient
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import HeldEntries
 
 

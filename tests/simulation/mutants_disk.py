@@ -14,7 +14,7 @@ from bookie.files.entry_log import EntryLog
 from bookie.files.index import FileIndex
 from bookie.membership.identity import COOKIE_FILE, establish_identity
 from dlcore.base.errors import BookieStorageError
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode
 from tests.fixtures.memory_disk import DiskOwner, MemoryDisk, MemoryFile
 from tests.fixtures.memory_folder import Inode
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bookie.files.replay import OpenedLog, TakeSealed
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from dlcore.log.metadata.watching import NameLooks
 from dlcore.log.reading.holding import Hold, Take
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.log.upkeep import removal, retention
-from dlcore.log.writing import renaming, truncation
+from dlcore.log.writing import changing
 from dlcore.log.writing.writer import SettingsFollower
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put
 from dlcore.ops.upkeep import expiry
@@ -39,7 +39,7 @@ def _renames_leave_out(kind: type[Op]) -> Iterator[None]:
         renamed, ops = plan_rename(*about)
         return renamed, tuple(op for op in ops if not isinstance(op, kind))
 
-    with patch.object(renaming, "plan_rename", part):
+    with patch.object(changing, "plan_rename", part):
         yield
 
 
@@ -68,7 +68,7 @@ def renames_take_the_name_of_others() -> Iterator[None]:
         others = tuple(op for op in ops if op is not create)
         return renamed, (*others, Put(create.path, create.value, ANY_VERSION))
 
-    with patch.object(renaming, "plan_rename", part):
+    with patch.object(changing, "plan_rename", part):
         yield
 
 
@@ -79,7 +79,7 @@ def unanswered_renames_count_as_done() -> Iterator[None]:
     async def is_named(*_: Any) -> bool:
         return True
 
-    with patch.object(renaming, "_is_named", is_named):
+    with patch.object(changing, "_is_named", is_named):
         yield
 
 
@@ -130,7 +130,7 @@ def truncation_goes_back() -> Iterator[None]:
         draft.head = replace(at.head, first_active=(dlsn.lssn, dlsn.entry_id, dlsn.slot_id))
         return draft.finish()
 
-    with patch.object(truncation, "plan_truncate", plan):
+    with patch.object(changing, "plan_truncate", plan):
         yield
 
 

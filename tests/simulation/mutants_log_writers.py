@@ -20,10 +20,9 @@ from dlcore.log.reading.reader import DirectReader
 from dlcore.log.reading.tail import LogTail, ReadState, TailState
 from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.staging.writer import DirectStagingWriter
-from dlcore.log.writing import open_segment, truncation
+from dlcore.log.writing import changing, open_segment
 from dlcore.log.writing.append import Acknowledge, LogAppender
-from dlcore.log.writing.run import OwnExtent, Run
-from dlcore.log.writing.transmit import Transmitter
+from dlcore.log.writing.transmit import OwnExtent, Run, Transmitter
 from dlcore.metadata.port import ANY_VERSION, Put
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ def truncation_takes_one_record_more() -> Iterator[None]:
     def more(paths: Any, at: Any, dlsn: DLSN) -> Change | None:
         return plan_truncate(paths, at, DLSN(dlsn.lssn, dlsn.entry_id + 1, 0))
 
-    with patch.object(truncation, "plan_truncate", more):
+    with patch.object(changing, "plan_truncate", more):
         yield
 
 

@@ -17,7 +17,7 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.staging import commit as commits
 from dlcore.log.upkeep import removal
-from dlcore.log.upkeep.front import Front
+from dlcore.log.upkeep.retention import Front
 from dlcore.metadata.port import ANY_VERSION, Delete, Put
 from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep import merger, merging, swap, worker as upkeep

@@ -23,10 +23,8 @@ from bookie.files.commit_queue import (
 )
 from bookie.files.entry_log import EntryLog
 from bookie.files.format import encode_file_header
-from bookie.files.ledger_state import LedgerState
-from bookie.files.unsealed import UnsealedFiles
-from bookie.storage.held_entries import HeldEntries
-from bookie.storage.writes import Writes
+from bookie.files.log_state import LedgerState, UnsealedFiles
+from bookie.storage.writes import HeldEntries, Writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,12 +17,10 @@ from bookie.files.records import IntactRecord
 from bookie.files.sealed_files import SealedFiles
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.repair import Repairer
-from bookie.serving.read_streams import FollowStream
-from bookie.storage.followers import Followers
-from bookie.storage.held_entries import HeldEntries
-from bookie.storage.status import StorageStatus
-from bookie.storage.storage_core import StorageCore
-from bookie.storage.timers import Timers
+from bookie.serving.in_progress import FollowStream
+from bookie.storage.status import StorageStatus, Timers
+from bookie.storage.storage_core import Followers, StorageCore
+from bookie.storage.writes import HeldEntries
 from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from bookie.files.ledger_state import LedgerState
-    from bookie.files.unsealed import Location
+    from bookie.files.log_state import LedgerState, Location
     from bookie.space.budget import Claim
     from dlcore.wire.messages import Update
 

@@ -34,7 +34,7 @@ from dlcore.ledger.writing.appender import (
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.stored import encode
-from dlcore.wire.digest import EntryFrame
+from dlcore.wire.frames import EntryFrame
 from tests.simulation.mutants_client import changes_at_once
 from tests.simulation.tested import caught_by
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bookie.disks import real as real_disk_module
+from bookie.disks.file_calls import Spares
 from bookie.disks.real import RealFile
 from bookie.disks.recent_bytes import RecentBytes, rounded_up
-from bookie.disks.spares import Spares
 from bookie.files import entry_log as entry_log_module
 from bookie.files.format import encode_file_header
 from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
@@ -18,7 +18,7 @@ from tests.simulation.tested import caught_by
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
     from tests.fixtures.memory_folder import Inode
 
 

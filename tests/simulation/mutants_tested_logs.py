@@ -15,7 +15,7 @@ from dlcore.log.recovery import recover_log
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
 from dlcore.log.staging.writer import DirectStagingWriter
-from dlcore.log.upkeep.front import Front
+from dlcore.log.upkeep.retention import Front
 from dlcore.log.writing.append import (
     CompleteSegment,
     LogAppender,
@@ -25,7 +25,7 @@ from dlcore.log.writing.append import (
 )
 from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
-from dlcore.log.writing.run import OwnExtent, Run
+from dlcore.log.writing.transmit import OwnExtent, Run
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep import expiry

@@ -12,7 +12,7 @@ from bookie.membership import (
 )
 from bookie.membership.registration import Announcement, Looked, Registration
 from bookie.membership.registration_driver import Registrar
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata import zookeeper as zookeeper_module
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.port import Check

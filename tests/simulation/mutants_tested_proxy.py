@@ -26,7 +26,7 @@ from dlcore.log.metadata.values import VersionedHead
 from dlcore.log.staging.commit import HeldLog
 from dlcore.log.writing import opening
 from dlcore.log.writing.append import LogAppender, StartSegment
-from dlcore.log.writing.run import OwnExtent
+from dlcore.log.writing.transmit import OwnExtent
 from dlcore.log.writing.writer import Pump
 from dlcore.proxy.reading.kept import KeptMessages, Key
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes

@@ -13,14 +13,14 @@ from bookie.files.entry_reader import EntryReader, LargerEntryError
 from bookie.storage import writes as writes_module
 from bookie.storage.writes import Writes
 from dlcore.log.writing.transmit import Group
-from dlcore.wire.digest import following_frames
+from dlcore.wire.frames import following_frames
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from bookie.files.unsealed import Location
+    from bookie.files.log_state import Location
     from dlcore.wire.frames import FrameRun
 
 _RUNS = "bookie/test_two_ways.py::test_adds_in_runs_are_adds_one_by_one"
@@ -138,12 +138,12 @@ def batches_get_the_position_where_their_entry_begins() -> Iterator[None]:
 @caught_by(_BATCHES)
 def records_get_the_position_of_the_first_one_of_their_run() -> Iterator[None]:
     """Only a batch is counted within its entry."""
-    count_run = Group.count_run
+    count_singles = Group.count_singles
 
     def careless(self: Group[Any], records: int, size_bytes: int) -> None:
         before, first = len(self.slots), self.record_count
-        count_run(self, records, size_bytes)
+        count_singles(self, records, size_bytes)
         self.slots[before:] = [first] * records
 
-    with patch.object(Group, "count_run", careless):
+    with patch.object(Group, "count_singles", careless):
         yield

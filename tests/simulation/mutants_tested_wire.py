@@ -11,13 +11,12 @@ from unittest.mock import patch
 import crc32c
 
 from bookie.files import entry_reader as entry_reader_module
-from bookie.files.ledger_state import LedgerState
-from bookie.files.unsealed import UnsealedFiles
-from bookie.serving.receive_budget import ReceiveRoom
+from bookie.files.log_state import LedgerState, UnsealedFiles
+from bookie.serving.budgets import ReceiveRoom
 from bookie.serving.session import Patience
-from dlcore.wire import digest as digest_module, receive_memory as memory_module
-from dlcore.wire.assembly import Assembly, Frame
+from dlcore.wire import frames as frames_module, receiving as memory_module
 from dlcore.wire.client import _Reading
+from dlcore.wire.receiving import Assembly, Frame
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def who_stops_in_the_middle_holds_up_the_others() -> Iterator[None]:
         yield
 
 
-@caught_by("dlcore/wire/test_receive_memory.py::test_memory_in_use_is_not_given_again")
+@caught_by("dlcore/wire/test_receiving.py::test_memory_in_use_is_not_given_again")
 def memory_in_use_is_received_into() -> Iterator[None]:
     """A large payload is received over one that a client still looks at."""
     with patch.object(memory_module._Kept, "is_free", lambda _: True):
@@ -84,17 +83,17 @@ def many_entries_are_sent_unread() -> Iterator[None]:
         yield
 
 
-@caught_by("dlcore/ledger/test_digest.py::test_frames_cut_in_the_wrong_places_are_found")
+@caught_by("dlcore/wire/test_frames.py::test_frames_cut_in_the_wrong_places_are_found")
 def one_checksum_stands_for_all_frames() -> Iterator[None]:
     """The ledger and the ends of entries are ignored when their sum is right."""
 
     def headers(run: FrameRun, *_: Any) -> NDArray[Any] | None:
         if crc32c.crc32c(run.payload):
             return None
-        headers = digest_module._pieces(run.payload, run.bounds[:-1], digest_module._header_dtype())
-        return headers.view(digest_module._headers_dtype())
+        headers = frames_module._pieces(run.payload, run.bounds[:-1], frames_module._header_dtype())
+        return headers.view(frames_module._headers_dtype())
 
-    with patch.object(digest_module, "_sound_headers", headers):
+    with patch.object(frames_module, "_sound_headers", headers):
         yield
 
 

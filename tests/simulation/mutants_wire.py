@@ -16,9 +16,8 @@ from bookie.serving import session as session_module
 from bookie.serving.in_progress import WritesInFlight
 from dlcore.base.errors import DLError, NoSuchEntryError
 from dlcore.wire.bookie_end import Greeting
-from dlcore.wire.client_end import ClientEnd, Stored, Welcomed
-from dlcore.wire.keepalive import Keepalive
-from dlcore.wire.session import ClientSession, EndRead
+from dlcore.wire.receiving import Keepalive
+from dlcore.wire.session import ClientEnd, ClientSession, EndRead, Stored, Welcomed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ from dlcore.base.errors import (
     WrongIncarnationError,
 )
 from dlcore.metadata.port import Delete
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.memory_disk import MemoryDisk
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.endings import bury, kill
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.metadata.bookies import BookieCookie
+    from dlcore.ledger.metadata.values import BookieCookie
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch

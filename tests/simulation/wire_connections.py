@@ -13,8 +13,8 @@ from bookie.serving.service import BookieService
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import DLError
 from dlcore.wire.client import WireBookieClient
-from dlcore.wire.dialing import Dialer
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.connection import Dialer
+from dlcore.wire.frames import decode_frame
 from tests.simulation.connections import (
     READ_CHUNK_BYTES,
     SimBookieClient,
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from bookie.serving.connection import Connection
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.wire.digest import BytesLike
-    from dlcore.wire.frames import FrameRun
+    from dlcore.wire.frames import BytesLike, FrameRun
     from dlcore.wire.port import EntryRange, FollowUpdate, HeldEntries
     from tests.simulation.connections import Judge
     from tests.simulation.network import Network

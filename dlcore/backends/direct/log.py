@@ -31,10 +31,14 @@ from dlcore.log.reading.subscriptions import (
 from dlcore.log.recovery import recover_log
 from dlcore.log.typed.arrow import columns_of, schema_from, schema_of
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
-from dlcore.log.writing.ending import delete_log, seal_log
+from dlcore.log.writing.changing import (
+    delete_log,
+    first_to_keep,
+    rename_log,
+    seal_log,
+    truncate_log,
+)
 from dlcore.log.writing.lock import WriterLock
-from dlcore.log.writing.renaming import rename_log
-from dlcore.log.writing.truncation import first_to_keep, truncate_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

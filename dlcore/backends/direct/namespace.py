@@ -54,7 +54,7 @@ from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
-from dlcore.log.typed.targets import schemas_to_write
+from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
 from dlcore.metadata.paths import NamespacePaths, parse_uri
@@ -69,8 +69,7 @@ if TYPE_CHECKING:
     from dlcore.base.access.tls import TlsFiles
     from dlcore.base.access.zookeeper import ZooKeeperAccess
     from dlcore.base.records import NotLessThan, RecordPlace
-    from dlcore.ledger.metadata.bookies import BookieRegistration
-    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.append import DirectStagedAppend

@@ -35,7 +35,7 @@ from dlcore.flight.requests import (
     TruncateRequest,
 )
 from dlcore.flight.tickets import Place, Ticket
-from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import batch_of
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.log_range import LogRange
 from dlcore.log.reading.ranges import RangeExtent, RangeView, timestamp_ms_of

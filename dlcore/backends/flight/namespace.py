@@ -34,7 +34,7 @@ from dlcore.flight.requests import (
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.scan_driver import by_entry
 from dlcore.log.typed.arrow import schema_from
-from dlcore.log.typed.targets import schemas_to_write
+from dlcore.log.typed.schema import schemas_to_write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

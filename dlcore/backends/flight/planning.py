@@ -34,7 +34,7 @@ from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of, read_schema
 from dlcore.log.reading.scan_run import ScanRun
-from dlcore.log.typed.targets import Target
+from dlcore.log.typed.schema import Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -15,7 +15,7 @@ from dlcore.base.errors import (
     MetadataSessionExpiredError,
     WrongIncarnationError,
 )
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.stored import decode, decode_or_tell
 
 if TYPE_CHECKING:

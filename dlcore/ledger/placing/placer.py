@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from dlcore.base.config import PlacementConfig, QuorumConfig
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.registry import BookieRegistry
+    from dlcore.ledger.metadata.values import BookieRegistration
     from dlcore.ledger.placing.health import BookieHealth
 
 logger = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import HeldEntries
 
 _SILENCE_S = 1.0

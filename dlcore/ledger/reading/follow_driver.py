@@ -40,7 +40,7 @@ from dlcore.ledger.reading.follow import (
     Tick,
     TickAt,
 )
-from dlcore.wire.digest import EntryFrame, decode_frame
+from dlcore.wire.frames import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

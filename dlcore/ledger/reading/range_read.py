@@ -34,8 +34,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from dlcore.ledger.metadata.values import write_set
-from dlcore.wire.digest import decode_frame, decode_run
-from dlcore.wire.frames import FrameRun
+from dlcore.wire.frames import FrameRun, decode_frame, decode_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import QuorumConfig
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 
 Frames: TypeAlias = "Sequence[bytes | memoryview]"

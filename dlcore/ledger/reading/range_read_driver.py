@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import BookieClient
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.reading.claims import confirmed_of
-from dlcore.ledger.reading.confirmed import judge_end
+from dlcore.ledger.reading.confirmed import confirmed_of, judge_end
 from dlcore.ledger.reading.follow import FollowStep
 from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.placing.health import BookieHealth
     from dlcore.ledger.port import ColdEntries
     from dlcore.ledger.reading.confirmed import LedgerEnd
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import BookieClient, EntryRange
 
 __all__ = ["FollowStep", "LedgerReader"]

@@ -42,7 +42,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import INVALID_ENTRY_ID
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState, is_covered, write_set
-from dlcore.wire.digest import EntryFrame, decode_frame
+from dlcore.wire.frames import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
     from dlcore.base.ids import BookieId

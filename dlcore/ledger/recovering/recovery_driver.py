@@ -40,13 +40,13 @@ from dlcore.ledger.recovering.recovery import (
     closed_over,
 )
 from dlcore.ledger.writing.appender import AppendRecovered
-from dlcore.ledger.writing.appender_driver import AppenderDriver
+from dlcore.ledger.writing.writer import AppenderDriver
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from dlcore.ledger.context import LedgerContext
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,8 @@ The machine decides when the ensemble changes and how the ledger ends.  It owns 
 know nothing of each other: `AddWindow` (entries, their holders, the LAC), `Replacements` (members
 that failed, bookies that join) and `LacPublication` (messages that tell the LAC).
 
-The driver (`appender_driver.py`) performs the effects and feeds the answers back.
+The driver (`writer.py`) performs the effects and feeds the answers back.  It waits while all
+writers of the client together have too much `InFlight`.
 """
 
 from __future__ import annotations
@@ -74,15 +75,77 @@ from dlcore.ledger.metadata.values import (
     write_set,
 )
 from dlcore.ledger.placing.placement import Topology, choose_replacements
-from dlcore.wire.digest import BytesLike, EntryFrame, encode_frame, frame_parts
+from dlcore.wire.frames import BytesLike, EntryFrame, encode_frame, frame_parts
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.placing.health import Choice, ReplacementSearch
     from dlcore.wire.frames import FrameParts
+
+
+class InFlight:
+    """Bounds the entries of all writers that some bookie has not answered.
+
+    A writer that finds the limit reached waits in a queue, and no other passes it.  A writer that
+    has nothing in flight may always append one entry.  Therefore a writer whose bookies do not
+    answer does not block the others for good.
+    """
+
+    def __init__(self, *, bytes_max: int, entries_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._entries_max = entries_max
+        self.size_bytes = 0
+        self.entry_count = 0
+        self.line: dict[Share, None] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether bytes and entries are both below their limits."""
+        return self.size_bytes < self._bytes_max and self.entry_count < self._entries_max
+
+    def wake_first(self) -> None:
+        """Wake the first writer in the queue to check again."""
+        for first in self.line:
+            first.wake()
+            return
+
+
+class Share:
+    """One writer's bytes and entries in flight; `wake` makes it check again if it may append."""
+
+    def __init__(self, total: InFlight, wake: Callable[[], None]) -> None:
+        self._total = total
+        self._size_bytes = 0
+        self._entry_count = 0
+        self.wake = wake
+
+    def changed(self, *, size_bytes: int, entry_count: int) -> None:
+        """Record the bytes and entries that the writer has in flight now."""
+        total = self._total
+        more_bytes, more_entries = size_bytes - self._size_bytes, entry_count - self._entry_count
+        total.size_bytes += more_bytes
+        total.entry_count += more_entries
+        self._size_bytes, self._entry_count = size_bytes, entry_count
+        if more_bytes < 0 or more_entries < 0:
+            total.wake_first()
+
+    def may_append(self) -> bool:
+        """Return whether the writer may append an entry now; if not, it is in the queue now."""
+        total = self._total
+        if self._entry_count == 0 or (total.has_room and next(iter(total.line), self) is self):
+            return True
+        total.line.setdefault(self)
+        return False
+
+    def leave(self) -> None:
+        """Leave the queue, if the writer is in it, and wake the first one."""
+        if self in self._total.line:
+            del self._total.line[self]
+            self._total.wake_first()
+
 
 METADATA_PATIENCE_S = 20.0
 """How long the metadata store is asked again for what adds, or a close, wait for."""

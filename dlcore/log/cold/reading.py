@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.log.cold.facts import ObjectFacts
     from dlcore.log.cold.objects import Objects
     from dlcore.log.cold.parquet import ObjectLayout, RowGroup
-    from dlcore.wire.digest import BytesLike, EntryFrame
+    from dlcore.wire.frames import BytesLike, EntryFrame
 
     Run = Callable[..., Awaitable[Any]]
 
@@ -269,9 +269,8 @@ def _require_end(next_entry_id: int, last_entry_id: int) -> None:
 
 
 def _frames(ledger: LedgerMetadata, at: _Group, data: BytesLike) -> Sequence[EntryFrame]:
-    from dlcore.log.entries.body import encode_entry
-    from dlcore.log.entries.compression import Compressor
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.log.entries.body import Compressor, encode_entry
+    from dlcore.wire.frames import EntryFrame
 
     stored, facts, compressor = at.stored, at.layout.facts, Compressor("none")
     frames = []

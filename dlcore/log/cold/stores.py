@@ -28,7 +28,7 @@ from dlcore.log.cold.objects import ListedObject, Objects
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 RETRIES_MAX = 10
 RETRYING_S_MAX = 60

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.access.master_keys import MasterKey, MasterKeys
     from dlcore.log.entries.body import EntryHeader
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 ENTRIES_PER_SALT_MAX = 2**32
 _SALT_BYTES = 16

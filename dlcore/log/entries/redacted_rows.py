@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 
 from dlcore.base.errors import UnsupportedError
 from dlcore.log.entries.body import (
+    Compressor,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
     stamp_of,
 )
-from dlcore.log.entries.compression import Compressor
 from dlcore.log.typed.arrow import conform, entry_schemas
 from dlcore.log.typed.conditions import Matcher
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlcore.log.entries.body import EntryHeader
     from dlcore.log.typed.conditions import Condition
     from dlcore.log.typed.schema import LogSchema
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 _CODEC = "zstd"
 

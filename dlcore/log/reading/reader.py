@@ -14,9 +14,14 @@ from dlcore.base.errors import (
     InvalidEntryError,
 )
 from dlcore.log.entries.batches import first_row_not_less
-from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
+from dlcore.log.entries.body import (
+    PARSED_RECORDS_MAX,
+    batch_message_of,
+    decode_entry_batch,
+    plain_format,
+    with_txid,
+)
 from dlcore.log.entries.encryption import EntryDecryptor
-from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
 from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
 

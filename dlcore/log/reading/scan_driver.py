@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.ledger.client import LedgerClient
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 _FEW_ENTRIES = 4
 """Up to this many are decoded at least as fast one by one, and are not copied."""

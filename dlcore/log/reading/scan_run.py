@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.entries.runs import EntryRun
     from dlcore.log.reading.scan import ExtentView, ScanRange
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 FIRST_BYTES = 128 * 1024
 """About how much the first request of a scan is for."""

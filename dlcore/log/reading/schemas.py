@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.ids import validate_log_name
 from dlcore.log.typed.arrow import EntrySchemas, entry_schemas
-from dlcore.log.typed.targets import Target
+from dlcore.log.typed.schema import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

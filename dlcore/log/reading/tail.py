@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogConfig
     from dlcore.base.ids import DLSN
     from dlcore.log.metadata.values import LogState
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 
 class IdleStep(enum.Enum):

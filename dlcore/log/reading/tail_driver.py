@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogState
     from dlcore.log.reading.cursor import ReadCursor, ReadExtent
     from dlcore.log.reading.tail import FetchedEntry
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 logger = logging.getLogger(__name__)
 

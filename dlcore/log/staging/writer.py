@@ -26,7 +26,7 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.log.entries.batches import byte_log_batch
-from dlcore.log.entries.compression import Compressor
+from dlcore.log.entries.body import Compressor
 from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
@@ -34,8 +34,7 @@ from dlcore.log.reading.scan import StagedExtent
 from dlcore.log.staging.commit import require_few_logs
 from dlcore.log.staging.faces import StagingWriter
 from dlcore.log.typed.rows import TypedRows
-from dlcore.log.writing.run import Run
-from dlcore.log.writing.transmit import Transmitter
+from dlcore.log.writing.transmit import Run, Transmitter
 from dlcore.log.writing.typed import FittingSchema
 from dlcore.metadata.port import UNANSWERED
 

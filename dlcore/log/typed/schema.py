@@ -19,16 +19,19 @@ Any other change is refused, and the error shows both schemas.  Types are spelle
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from dlcore.base.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.errors import ConfigurationError, EndOfStreamError, SchemaMismatchError
 from dlcore.metadata.stored import LAYOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
 
 METADATA_COLUMNS = ("_log", "_dlsn", "_txid", "_sequence_id", "_timestamp")
 """The metadata of each record, beside its columns, which cannot have these names."""
@@ -275,3 +278,19 @@ def describe_type(column: Column) -> str:
     elif column.fields:
         kind = f"{column.type}<{', '.join(describe_type(field) for field in column.fields)}>"
     return kind if column.nullable else f"{kind} not null"
+
+
+class Target(NamedTuple):
+    """A log that may be written to."""
+
+    schema: pa.Schema | None
+    """Its columns; None for a byte log."""
+    sealed: bool
+
+
+def schemas_to_write(targets: Mapping[str, Target]) -> dict[str, pa.Schema | None]:
+    """Return the columns of each log; raise `EndOfStreamError` if one of them is sealed."""
+    for name, target in targets.items():
+        if target.sealed:
+            raise EndOfStreamError(f"log {name!r} is sealed: no record can follow")
+    return {name: target.schema for name, target in targets.items()}

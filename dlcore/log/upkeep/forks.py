@@ -12,7 +12,6 @@ from dlcore.base.errors import LedgerNotFoundError, LogExistsError, MetadataErro
 from dlcore.base.features import FORKS
 from dlcore.base.ids import DLSN, validate_log_id, validate_log_name
 from dlcore.base.machines import Pause, run_to_end
-from dlcore.log.metadata.fork_cut import cut_of, removed_txid_of
 from dlcore.log.metadata.forking import (
     Event,
     ForkRun,
@@ -20,6 +19,8 @@ from dlcore.log.metadata.forking import (
     Looked,
     Signal,
     Work,
+    cut_of,
+    removed_txid_of,
 )
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
@@ -31,7 +32,7 @@ from dlcore.metadata.cluster_features import ClusterFeatures
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.fork_cut import ForkCut
+    from dlcore.log.metadata.forking import ForkCut
     from dlcore.log.metadata.segment import Extent
 
 logger = logging.getLogger(__name__)

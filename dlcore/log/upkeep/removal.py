@@ -2,7 +2,7 @@
 
 Each step releases the ledgers of some extents, removes the nodes that named them, and moves the
 head's `first_lssn` and `first_chunk`.  Any client can continue with the next step from there.  The
-extents at the front of a segment that stays go too (`front.py`).
+extents at the front of a segment that stays go too (`retention.py`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from dlcore.log.metadata.values import (
     SegmentEnd,
     VersionedHead,
 )
-from dlcore.log.upkeep.front import Front
-from dlcore.log.upkeep.retention import kept_from_ms, last_write_ms
+from dlcore.log.upkeep.retention import Front, kept_from_ms, last_write_ms
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Delete
 from dlcore.metadata.stored import decode, decode_or_tell, encode

@@ -62,12 +62,11 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.machines import Machine, State, Transitions
-from dlcore.log.entries.batcher import txid_out_of_order
-from dlcore.log.entries.compression import Compressor
+from dlcore.log.entries.batches import txid_out_of_order
+from dlcore.log.entries.body import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
-from dlcore.log.writing.run import OwnExtent
-from dlcore.log.writing.transmit import Transmitter, Unwritten
-from dlcore.wire.digest import BytesLike
+from dlcore.log.writing.transmit import OwnExtent, Transmitter, Unwritten
+from dlcore.wire.frames import BytesLike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

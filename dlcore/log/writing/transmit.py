@@ -1,4 +1,4 @@
-"""Groups written records: records and batches in, one group per entry out.  No I/O.
+"""From records to entries: records and batches in groups, one entry of each group.  No I/O.
 
 Theory of operation.  Accepted records gather in the *open* group.  It is sealed when the next
 record would make it larger than an entry should be, or when a caller waits for it (`seal`).  Sealed
@@ -7,30 +7,46 @@ nothing is in flight.  Therefore a lone record leaves at once, and a busy writer
 while it waits for acks.
 
 `tickets` identify the records at some `slots` of the group.  Records that are written one by one
-form a *run*; `dlcore.log.entries.batcher` says how they are accepted.
+are its *singles*; `dlcore.log.entries.batches` says how they are accepted.
+
+A `Run` makes the entries of groups: consecutive ones of one log in a ledger, which are its extent.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
+from msgspec.structs import replace
 from typing_extensions import override
 
 from dlcore.base.config import MIB, require
 from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
-from dlcore.log.entries.batcher import RECORD_TICKET_BYTES, Batcher, Lists
-from dlcore.log.entries.batches import batch_of, check_txids, cut
-from dlcore.log.entries.body import BYTES_SCHEMA_ID
+from dlcore.log.entries.batches import RECORD_TICKET_BYTES, Batcher, Lists, check_txids, cut
+from dlcore.log.entries.body import (
+    BYTES_SCHEMA_ID,
+    batch_of,
+    encode_entry,
+    encode_entry_header,
+    plain_format,
+)
+from dlcore.log.metadata.segment import Extent
 from dlcore.log.writing.producers import Mark, MarkedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dlcore.log.entries.body import Compressor
+    from dlcore.log.entries.encryption import EntryEncryptor
+    from dlcore.log.metadata.changes import SegmentLimits
+    from dlcore.log.metadata.values import LogHead
     from dlcore.log.typed.rows import TypedRows
+    from dlcore.wire.frames import BytesLike
+
 
 _Ticket = TypeVar("_Ticket")
 WHOLE_BYTES_MAX = MIB
@@ -38,7 +54,7 @@ WHOLE_BYTES_MAX = MIB
 
 
 @dataclass(slots=True)
-class _Run:
+class _Singles:
     """Records that were written one by one."""
 
     txids: list[int] = field(default_factory=list)
@@ -59,21 +75,21 @@ class Group(Generic[_Ticket]):
     tickets: list[_Ticket] = field(default_factory=list)
     marked: list[MarkedRows] = field(default_factory=list)
     """The rows that belong to producers that number their records."""
-    run: _Run | None = None
-    """The run for further single records, if the group ends with such records."""
-    _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
+    singles: _Singles | None = None
+    """The list of further single records, if the group ends with such records."""
+    _parts: list[_Singles | pa.RecordBatch] = field(default_factory=list)
 
     @property
     def last_txid(self) -> int:
         """The highest transaction id in it."""
         last = self._parts[-1]
-        txid: int = last.txids[-1] if isinstance(last, _Run) else last.column(0)[-1].as_py()
+        txid: int = last.txids[-1] if isinstance(last, _Singles) else last.column(0)[-1].as_py()
         return txid
 
     @property
     def memory_bytes(self) -> int:
         """Its memory while it is pending."""
-        singles = sum(len(part.txids) for part in self._parts if isinstance(part, _Run))
+        singles = sum(len(part.txids) for part in self._parts if isinstance(part, _Singles))
         return self.size_bytes + RECORD_TICKET_BYTES * singles
 
     def add_ticket(self, ticket: _Ticket) -> None:
@@ -84,7 +100,7 @@ class Group(Generic[_Ticket]):
     def batch(self) -> pa.RecordBatch:
         """Return its records as one batch."""
         batches = [
-            batch_of(part.txids, part.payloads) if isinstance(part, _Run) else part
+            batch_of(part.txids, part.payloads) if isinstance(part, _Singles) else part
             for part in self._parts
         ]
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
@@ -92,25 +108,25 @@ class Group(Generic[_Ticket]):
     def plain_records(self) -> tuple[list[int], list[bytes]] | None:
         """Return transaction ids and payloads if all its records were written one by one."""
         part = self._parts[0]
-        if len(self._parts) > 1 or not isinstance(part, _Run):
+        if len(self._parts) > 1 or not isinstance(part, _Singles):
             return None
         return part.txids, part.payloads
 
-    def begin_run(self) -> _Run:
-        """Start a run of records that are written one by one, and return it."""
-        run = self.run = _Run()
-        self._parts.append(run)
-        return run
+    def begin_singles(self) -> _Singles:
+        """Start a list of records that are written one by one, and return it."""
+        singles = self.singles = _Singles()
+        self._parts.append(singles)
+        return singles
 
-    def count_run(self, records: int, size_bytes: int) -> None:
-        """Count records added to the run, each with a ticket; this is their size in the entry."""
+    def count_singles(self, records: int, size_bytes: int) -> None:
+        """Count records added to the list, each with a ticket; this is their size in the entry."""
         self.slots.extend(range(self.record_count, self.record_count + records))
         self.record_count += records
         self.size_bytes += size_bytes
 
     def _add_batch(self, batch: pa.RecordBatch, size_bytes: int) -> None:
         self._parts.append(batch)
-        self.run = None
+        self.singles = None
         self.record_count += batch.num_rows
         self.size_bytes += size_bytes
 
@@ -185,13 +201,13 @@ class Transmitter(Batcher[_Ticket]):
     @override
     def _batch_for(self, txid: int, size_bytes: int) -> Lists[_Ticket]:
         group = self._group_for(txid, size_bytes)
-        run = group.run or group.begin_run()
-        return run.txids, run.payloads, group.tickets, self.entry_bytes - group.size_bytes
+        singles = group.singles or group.begin_singles()
+        return singles.txids, singles.payloads, group.tickets, self.entry_bytes - group.size_bytes
 
     @override
     def _counted(self, records: int, size_bytes: int) -> None:
         assert self._open is not None
-        self._open.count_run(records, size_bytes)
+        self._open.count_singles(records, size_bytes)
 
     def add_batch(
         self,
@@ -364,3 +380,166 @@ def _whole(parts: Iterable[tuple[pa.RecordBatch, int]]) -> list[tuple[pa.RecordB
             f"requires: expected {WHOLE_BYTES_MAX} at most"
         )
     return found
+
+
+_NEARLY_FULL = 0.75
+"""With this share of its size or age a segment will soon be completed."""
+
+
+class Run:
+    """Keeps the counts for the headers of its entries, and for its extent.
+
+    Write times are never below `timestamp_ms`, the last one of the segment or ledger before.
+    """
+
+    def __init__(self, *, first_entry_id: int = 0, timestamp_ms: int = 0) -> None:
+        self.first_entry_id = first_entry_id
+        self.timestamp_ms = timestamp_ms
+        self.entry_count = 0
+        self.record_count = 0
+        self.size_bytes = 0
+        self.first_txid = -1
+        self.last_txid = -1
+        self.is_stamped = False
+
+    @property
+    def last_entry_id(self) -> int:
+        """Its last entry; one below the first while there are none."""
+        return self.first_entry_id + self.entry_count - 1
+
+    def extent(self, ledger_id: int) -> Extent:
+        """Return its entries as a final extent of the ledger."""
+        return Extent(
+            ledger_id=ledger_id,
+            first_entry_id=self.first_entry_id,
+            last_entry_id=self.last_entry_id,
+            record_count=self.record_count,
+            size_bytes=self.size_bytes,
+            first_txid=self.first_txid,
+            last_txid=self.last_txid,
+            last_timestamp_ms=self.timestamp_ms,
+            stamped=self.is_stamped,
+        )
+
+    def encode(
+        self,
+        group: Group[Any],
+        *,
+        now_ms: int,
+        compressor: Compressor,
+        stamp: bytes = b"",
+        encryptor: EntryEncryptor | None = None,
+    ) -> list[BytesLike]:
+        """Return the parts of the next entry's body, which holds `group`, and count it."""
+        # Readers search by time, so it never decreases, even if the clock is set back.
+        self.timestamp_ms = max(self.timestamp_ms, now_ms)
+        body = self._encode(group, compressor, stamp)
+        if encryptor is not None:
+            body = encryptor.encrypt(body)
+        if not self.entry_count:
+            self.first_txid = group.first_txid
+        self.last_txid = group.last_txid
+        self.is_stamped = bool(stamp)
+        self.entry_count += 1
+        self.record_count += group.record_count
+        self.size_bytes += sum(memoryview(part).nbytes for part in body)
+        return body
+
+    def _encode(self, group: Group[Any], compressor: Compressor, stamp: bytes) -> list[BytesLike]:
+        # Records written one by one are encoded without a batch, which costs more than they do.
+        plain, form = group.plain_records(), plain_format()
+        if plain is not None and form is not None and compressor.leaves_bytes:
+            header = encode_entry_header(
+                record_count=group.record_count,
+                first_txid=group.first_txid,
+                last_txid=group.last_txid,
+                records_before=self.record_count,
+                write_time_ms=self.timestamp_ms,
+                stamp=stamp,
+            )
+            return [header, *form.message(*plain)]
+        return encode_entry(
+            group.batch(),
+            first_txid=group.first_txid,
+            last_txid=group.last_txid,
+            records_before=self.record_count,
+            write_time_ms=self.timestamp_ms,
+            compressor=compressor,
+            schema_id=group.schema_id,
+            stamp=stamp,
+        )
+
+
+@dataclass(slots=True)
+class OwnExtent:
+    """The extent that a writer has open, until its end is in the metadata, and its segment.
+
+    Extents of others may come before it in the segment: `first_entry_id` is its first entry's id
+    there.  `acknowledged` is the first entry id of the segment that is not acknowledged, and
+    `acknowledged_records` the sequence id of its first record.
+    """
+
+    lssn: int
+    ledger_id: int
+    first_entry_id: int
+    started_ms: int
+    bytes_before: int
+    run: Run
+    acknowledged: int
+    acknowledged_records: int
+    closing: Extent | None = None
+    """The final form, once its ledger is closed."""
+
+    @classmethod
+    def opened(cls, ledger_id: int, head: LogHead) -> OwnExtent:
+        """Return the extent over this ledger that a head opens."""
+        segment, lssn = head.segment, head.max_lssn
+        assert segment is not None
+        first = head.end[1] if head.end[0] == lssn else 0
+        run = Run(timestamp_ms=head.last_timestamp_ms)
+        before = segment.size_bytes
+        return cls(
+            lssn,
+            ledger_id,
+            first,
+            segment.created_ms,
+            before,
+            run,
+            acknowledged=first,
+            acknowledged_records=head.next_sequence_id,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its segment."""
+        return self.bytes_before + self.run.size_bytes
+
+    @property
+    def end(self) -> DLSN | None:
+        """The position after its last acknowledged record, if there is one."""
+        if self.acknowledged == self.first_entry_id:
+            return None
+        return DLSN(self.lssn, self.acknowledged, 0)
+
+    def is_full(self, limits: SegmentLimits, *, now_ms: int) -> bool:
+        """Return whether the segment must be completed before another entry.
+
+        One without an entry is never completed, however long its start took.
+        """
+        return self.run.entry_count > 0 and limits.is_reached(
+            size_bytes=self.size_bytes, age_ms=now_ms - self.started_ms
+        )
+
+    def is_nearly_full(self, limits: SegmentLimits, *, now_ms: int) -> bool:
+        """Return whether the segment will soon be completed at the present rate."""
+        return limits.is_reached(
+            size_bytes=int(self.size_bytes / _NEARLY_FULL),
+            age_ms=int((now_ms - self.started_ms) / _NEARLY_FULL),
+        )
+
+    def close(self, last_entry_id: int, size_bytes: int) -> None:
+        """Note where its ledger ends, once all of it is acknowledged."""
+        closing = self.run.extent(self.ledger_id)
+        end = self.first_entry_id + last_entry_id + 1
+        assert (last_entry_id, end) == (closing.last_entry_id, self.acknowledged)
+        self.closing = replace(closing, size_bytes=size_bytes)

@@ -25,8 +25,7 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batcher import parts_of
-from dlcore.log.entries.batches import byte_log_batch
+from dlcore.log.entries.batches import byte_log_batch, parts_of
 from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.upkeep.removal import remove_truncated
@@ -51,10 +50,10 @@ from dlcore.log.writing.append import (
     Step,
     Suspended,
 )
+from dlcore.log.writing.changing import first_to_keep, truncate_log
 from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.records_writer import AsyncLogWriter, left_open
 from dlcore.log.writing.transmit import Unwritten
-from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver
 from dlcore.metadata.following import NodeFollower
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.wire.entry_ranges import EntryRanges
-from dlcore.wire.port import EntryRange
+from dlcore.wire.port import EntryRange, EntryRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ from dlcore.base.errors import (
     DLError,
     LedgerReadError,
 )
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

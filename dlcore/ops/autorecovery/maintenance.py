@@ -17,7 +17,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
+from dlcore.ledger.metadata.values import BookieCookie, BookieRegistration
 from dlcore.metadata.changing import change_node
 from dlcore.metadata.port import ANY_VERSION, Create, Delete
 from dlcore.metadata.stored import decode

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.metadata.bookies import BookieRegistration
-    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.ops.autorecovery.check import Answer
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.listing import ListedLedger

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import DLError, NoSuchLedgerError
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode_or_tell
 from dlcore.ops.autorecovery.check import Answer, Held, Unknown
 

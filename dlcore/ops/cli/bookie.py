@@ -28,7 +28,7 @@ from dlcore.ops.cli.output import Progress, show_done, show_rows, telling_time, 
 
 if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.ledger.metadata.bookies import BookieCookie
+    from dlcore.ledger.metadata.values import BookieCookie
 
 _REGISTRATION_POLL_S = 0.1
 _REGISTRATION_POLLS = 100

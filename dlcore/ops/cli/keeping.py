@@ -81,7 +81,7 @@ def reset_txids(log: str, txid: int, *, yes: bool) -> None:
     ask(f"Let transaction ids of log {log} begin at {txid} again", yes=yes)
 
     async def reset(namespace: DirectNamespace) -> bool:
-        from dlcore.log.writing.truncation import reset_txid
+        from dlcore.log.writing.changing import reset_txid
 
         context = namespace.log_context
         return await reset_txid(context, await context.logs.find(log), txid)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ops.autorecovery.check import ReplicaCheck
     from dlcore.ops.inspection import LedgerAudit
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 _PAGE = 1000
 _RANGES_SHOWN_MAX = 5

@@ -203,7 +203,7 @@ def _timed(writer: LogWriter) -> Callable[[list[bytes], int], None]:
 
 def _timed_by_proxies(writer: LogWriter) -> Callable[[list[bytes], int], None]:
     """Return a writer of records whose ids the proxies give: other clients may write meanwhile."""
-    from dlcore.log.entries.batches import batch_of
+    from dlcore.log.entries.body import batch_of
 
     def write(records: list[bytes], _: int) -> None:
         if records:

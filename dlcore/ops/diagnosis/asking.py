@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.access.tls import TlsFiles
     from dlcore.flight.answers import ProxyHealth
-    from dlcore.ledger.metadata.bookies import BookieRegistration
+    from dlcore.ledger.metadata.values import BookieRegistration
     from dlcore.wire.control import BookieInfo, ControlClient
 
 PATIENCE_S = 5.0

@@ -12,7 +12,7 @@ from dlcore.base.errors import DLError
 from dlcore.base.machines import run_to_end
 from dlcore.flight import actions
 from dlcore.flight.requests import NoRequest
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.diagnosis.asking import ask_proxies, live_proxies

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.ops.autorecovery.metrics import RecoveryFigures
     from dlcore.ops.upkeep.mending import Event, Work
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 logger = logging.getLogger(__name__)
 

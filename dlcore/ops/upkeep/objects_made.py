@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogMetadata
     from dlcore.log.typed.schema import LogSchema
     from dlcore.ops.upkeep.tiering import RunPlace
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 
 class ColdEntries:

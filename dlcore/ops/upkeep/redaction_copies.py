@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dlcore.ops.upkeep.merging import StoredSegment
     from dlcore.ops.upkeep.redaction import Run
     from dlcore.ops.upkeep.swap import Swap
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 
 class _RedactingRewriter(SegmentRewriter):

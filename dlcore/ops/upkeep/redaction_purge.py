@@ -11,8 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import CorruptMetadataError, NodeExistsError, NoNodeError, UnexpectedError
-from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.ledger.metadata.values import Erased, Erasure
+from dlcore.ledger.metadata.values import BookieCookie, Erased, Erasure
 from dlcore.log.metadata.redactions import redaction_in
 from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.log.metadata.store import persistently

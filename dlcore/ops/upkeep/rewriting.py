@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import Chunk, VersionedHead
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlcore.flight.columns import Ends, Integers
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 PART_BYTES = 1792 * 1024
 """Size up to which entries are joined for one reader: a little more than three entries of a writer,

@@ -49,8 +49,7 @@ from dlcore.flight.producer_client import (
 )
 from dlcore.flight.put import PutMessage, sequence_of
 from dlcore.flight.replies import Draining, End, PutReply, Ready
-from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import byte_log_schema
+from dlcore.log.entries.body import batch_of, byte_log_schema
 from dlcore.log.entries.stamp import GENERATED_KEPT_MS, KEPT_MS, Claim
 
 if TYPE_CHECKING:

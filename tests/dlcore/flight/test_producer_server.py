@@ -41,8 +41,7 @@ from dlcore.flight.producer_server import (
 from dlcore.flight.put import Numbered, PutDecoder, PutMessage, PutTarget
 from dlcore.flight.replies import Draining, End, PutReply, Ready
 from dlcore.flight.sending import framed, schema_message
-from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import byte_log_schema
+from dlcore.log.entries.body import batch_of, byte_log_schema
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Mark
 

@@ -21,7 +21,7 @@ from dlcore.ledger.writing.appender import (
     SendLac,
     Signal,
 )
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.append_bench import EVEN_LUCK, GivenChoice
 from tests.fixtures.ledgers import bookie, bookies, metadata_of, quorum_of
 

@@ -31,7 +31,7 @@ from dlcore.ledger.writing.appender import (
     SendAdd,
     Signal,
 )
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.frames import decode_frame
 from tests.fixtures.append_bench import (
     Bench,
     complete,

@@ -16,8 +16,8 @@ import pytest
 
 from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import LedgerState, write_set
-from dlcore.ledger.reading.claims import confirmed_of, vouched_and_claimed
-from dlcore.wire.digest import encode_frame
+from dlcore.ledger.reading.confirmed import confirmed_of, vouched_and_claimed
+from dlcore.wire.frames import encode_frame
 from dlcore.wire.port import EntryRange
 from tests.fixtures.ledger_cluster import Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 WANTED = Signal.STEP_WANTED
 OPEN = metadata_of((0, "ABC"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dlcore.base.config import QuorumConfig
-from dlcore.ledger.writing.in_flight import InFlight, Share
+from dlcore.ledger.writing.appender import InFlight, Share
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, run
 from tests.fixtures.ledgers import quorum_of
 

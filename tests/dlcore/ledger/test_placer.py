@@ -17,7 +17,7 @@ import pytest
 from dlcore.base.config import PlacementConfig, QuarantineConfig, QuorumConfig
 from dlcore.base.errors import ConfigurationError, NotEnoughBookiesError
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.ledger.placing.health import REST_S
 from dlcore.metadata.stored import encode
 from dlcore.wire.memory_bookies import MemoryBookieClient

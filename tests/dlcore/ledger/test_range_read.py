@@ -28,7 +28,7 @@ from tests.fixtures.ledgers import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 ENTRIES = 5000
 

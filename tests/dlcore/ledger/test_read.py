@@ -20,7 +20,7 @@ from tests.fixtures.ledgers import LEDGER_ID, bookie, bookies, entry_of, quorum_
 from tests.fixtures.lengths import for_each
 
 if TYPE_CHECKING:
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 MISSING = NoSuchEntryError("not here")
 DAMAGED = BookieStorageError("damaged")

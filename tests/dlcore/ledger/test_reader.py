@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Versioned
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import FollowUpdate
 
 from tests.fixtures.ledger_cluster import (

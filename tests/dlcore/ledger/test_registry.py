@@ -15,8 +15,8 @@ from dlcore.base.errors import (
     WrongIncarnationError,
 )
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode

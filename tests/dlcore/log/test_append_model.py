@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import DLError, LedgerFencedError, TransactionIdOutOfOrderError, WriteError
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import EntryHeader, decode_entry_header
+from dlcore.log.entries.body import EntryHeader, batch_of, decode_entry_header
 from dlcore.log.metadata.changes import (
     SegmentLimits,
     plan_append,

@@ -16,8 +16,7 @@ from dlcore.log.writing.append import (
     RecoverLog,
     Report,
 )
-from dlcore.log.writing.run import OwnExtent
-from dlcore.log.writing.transmit import Transmitter
+from dlcore.log.writing.transmit import OwnExtent, Transmitter
 from tests.fixtures.appenders import EMPTY, PATHS, appender, opened_by_another
 
 if TYPE_CHECKING:

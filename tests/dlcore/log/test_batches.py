@@ -18,9 +18,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.base.records import EntryPlace
-from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES
 from dlcore.log.entries.batches import (
-    batch_of,
+    RECORD_OVERHEAD_BYTES,
     byte_log_batch,
     check_txids,
     cut,
@@ -31,14 +30,14 @@ from dlcore.log.entries.batches import (
     records_of,
 )
 from dlcore.log.entries.body import (
+    Compressor,
+    batch_of,
     byte_log_schema,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
 )
-from dlcore.log.entries.compression import Compressor
-from dlcore.log.reading.rows import EntryRows
-from dlcore.log.reading.taking import take_records
+from dlcore.log.reading.rows import EntryRows, take_records
 from tests.fixtures.lengths import for_each
 
 
@@ -59,9 +58,10 @@ def test_a_byte_log_loads_no_pandas() -> None:
     """It takes up to half a second, in which nothing else on the event loop goes on."""
     script = """
 import sys
-from dlcore.log.entries.batches import batch_of, check_txids, cut, read_batch, records_of
+from dlcore.log.entries.batches import check_txids, cut, read_batch, records_of
+from dlcore.log.entries.body import batch_of
 from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, encode_entry
-from dlcore.log.entries.compression import Compressor
+from dlcore.log.entries.body import Compressor
 from dlcore.log.entries.stream import bytes_of
 from dlcore.base.records import EntryPlace
 for count in (1, 2, 1000):

@@ -19,7 +19,7 @@ from tests.fixtures.memory_objects import MemoryObjects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 FOLDER = "s3://bucket/cluster/log/3"
 ENTRIES = 40

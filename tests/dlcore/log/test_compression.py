@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.log.entries.body import decode_entry_header, encode_entry
-from dlcore.log.entries.compression import COMPRESSED_BYTES_MIN, Compressor
+from dlcore.log.entries.body import (
+    COMPRESSED_BYTES_MIN,
+    Compressor,
+    decode_entry_header,
+    encode_entry,
+)
 from tests.fixtures.memory_namespace import MemoryCluster, on_log
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dlcore.log.entries.body import decode_entry_header
 from dlcore.log.reading.scan_driver import scan_range
 from dlcore.log.recovery import recover_log
 from dlcore.ops.inspection import inspect_log
-from dlcore.wire.digest import decode_frame, encode_frame
+from dlcore.wire.frames import decode_frame, encode_frame
 from tests.dlcore.ops.upkeep.test_merger import merger_of
 from tests.fixtures.aio import until
 from tests.fixtures.encrypted import fixed_keys, master_keys

@@ -14,15 +14,15 @@ from dlcore.base.access.encryption_keys import EncryptionKeys
 from dlcore.base.access.master_keys import MasterKey, MasterKeys
 from dlcore.base.errors import EncryptionKeyError, InvalidEntryError
 from dlcore.log.entries import encryption
-from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import (
     ENTRY_HEADER_BYTES,
+    Compressor,
+    batch_of,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
     move_entry,
 )
-from dlcore.log.entries.compression import Compressor
 from dlcore.log.entries.encryption import EntryDecryptor, EntryEncryptor, encryptor_for
 from tests.fixtures.encrypted import fixed_keys, master_keys, secret_of
 

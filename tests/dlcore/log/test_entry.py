@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.errors import InvalidEntryError
-from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import (
+    Compressor,
     EntryHeader,
+    batch_of,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
     move_entry,
 )
-from dlcore.log.entries.compression import Compressor
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,16 +25,18 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.base.machines import CallFailed, Ended, Pause
 from dlcore.log.metadata import forking
-from dlcore.log.metadata.fork_cut import ForkCut, cut_of, removed_txid_of
 from dlcore.log.metadata.forking import (
     TRANSITIONS,
     Effect,
     Event,
+    ForkCut,
     ForkRun,
     ForkState,
     Look,
     Looked,
     Signal,
+    cut_of,
+    removed_txid_of,
 )
 from dlcore.log.metadata.segment import ColdExtent, LogSegment, SegmentState
 from dlcore.log.metadata.values import (

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from dlcore.log.metadata.values import Chunk, LogHead, OpenSegment, SegmentEnd, Totals, pack
-from dlcore.log.upkeep.front import Front
+from dlcore.log.upkeep.retention import Front
 from tests.fixtures.log_states import final
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dlcore.base.errors import (
     UnexpectedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.values import CommitRecord, LogKey
 from dlcore.log.reading import snapshots as snapshots_module

@@ -11,9 +11,13 @@ from hypothesis import given, strategies as st
 
 from dlcore.base.ids import TXID_MAX
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN
-from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import byte_log_schema
-from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, PlainFormat, plain_format
+from dlcore.log.entries.body import (
+    PARSED_RECORDS_MAX,
+    PlainFormat,
+    batch_of,
+    byte_log_schema,
+    plain_format,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.reading.tail import IdleStep, IdleWatch
-from dlcore.wire.digest import decode_frame, encode_frame
+from dlcore.wire.frames import decode_frame, encode_frame
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import pytest
 
 from dlcore.base.errors import UnsupportedError
 from dlcore.log.entries.body import (
+    Compressor,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
     marked_encrypted,
     stamp_of,
 )
-from dlcore.log.entries.compression import Compressor
 from dlcore.log.entries.redacted_rows import RowRedactor
 from dlcore.log.typed.arrow import columns_of, entry_schemas
 from dlcore.log.typed.conditions import parse_conditions

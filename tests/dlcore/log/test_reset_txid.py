@@ -8,7 +8,7 @@ import pytest
 
 from dlcore.base.errors import ConfigurationError, TransactionIdOutOfOrderError
 from dlcore.base.ids import TXID_MAX
-from dlcore.log.writing.truncation import reset_txid
+from dlcore.log.writing.changing import reset_txid
 from tests.fixtures.memory_namespace import on_log, read_all, record
 
 if TYPE_CHECKING:

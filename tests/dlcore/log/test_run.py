@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import decode_entry_batch, decode_entry_header
-from dlcore.log.entries.compression import Compressor
-from dlcore.log.writing.run import Run
-from dlcore.log.writing.transmit import Group, Transmitter
+from dlcore.log.entries.body import Compressor, batch_of, decode_entry_batch, decode_entry_header
+from dlcore.log.writing.transmit import Group, Run, Transmitter
 
 
 def group_of(*txids: int) -> Group[str]:

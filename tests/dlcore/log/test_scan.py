@@ -14,7 +14,7 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import batch_of
 from dlcore.log.reading.scan import (
     ExtentView,
     LogSnapshot,

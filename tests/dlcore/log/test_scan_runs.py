@@ -16,15 +16,13 @@ from hypothesis import given, settings, strategies as st
 
 from dlcore.base.errors import InvalidEntryError
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import encode_entry, move_entry
-from dlcore.log.entries.compression import Compressor
+from dlcore.log.entries.body import Compressor, batch_of, encode_entry, move_entry
 from dlcore.log.reading.scan import ExtentView, ScanRange
 from dlcore.log.reading.scan_driver import by_entry, scan_range
 from dlcore.log.reading.scan_run import FIRST_BYTES, GROWTH
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema
-from dlcore.wire.digest import EntryFrame
+from dlcore.wire.frames import EntryFrame
 from tests.dlcore.log.test_scan import ledger
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import amount

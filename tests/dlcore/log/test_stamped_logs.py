@@ -16,15 +16,15 @@ from dlcore.base.errors import (
     ProducerFencedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import (
+    Compressor,
+    batch_of,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
     move_entry,
     stamp_of,
 )
-from dlcore.log.entries.compression import Compressor
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS, Claim
 from dlcore.log.writing.producers import Mark, Producers
 from tests.fixtures.durable import durable_of

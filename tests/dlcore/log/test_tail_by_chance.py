@@ -35,7 +35,7 @@ from tests.fixtures.log_states import Tree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.wire.frames import EntryFrame
 
 
 from tests.fixtures.tail_bench import (

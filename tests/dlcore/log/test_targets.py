@@ -16,7 +16,7 @@ import pytest
 from dlcore.base.errors import EndOfStreamError
 from dlcore.flight.answers import LogSchemas
 from dlcore.log.reading.schemas import find_targets
-from dlcore.log.typed.targets import Target
+from dlcore.log.typed.schema import Target
 from tests.fixtures.memory_namespace import on_log
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def test_many_targets_cost_two_round_trips_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_few_targets_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest; the others cost a second round trip again."""
-    monkeypatch.setattr("dlcore.log.metadata.targets._KNOWN_MAX", 2)
+    monkeypatch.setattr("dlcore.log.metadata.store._KNOWN_MAX", 2)
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]

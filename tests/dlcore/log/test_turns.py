@@ -15,7 +15,7 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import batch_of
 from dlcore.log.staging import commit as asking
 from dlcore.log.writing import turns as giving
 from dlcore.log.writing.producers import Mark, Producers

@@ -26,12 +26,12 @@ from dlcore.base.errors import (
 )
 from dlcore.log.entries.batches import batches_from
 from dlcore.log.entries.body import (
+    Compressor,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
     move_entry,
 )
-from dlcore.log.entries.compression import Compressor
 from dlcore.log.typed.arrow import (
     EntrySchemas,
     columns_of,

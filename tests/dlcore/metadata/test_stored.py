@@ -16,8 +16,13 @@ from msgspec.structs import replace
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import CorruptMetadataError
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
-from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import (
+    BookieCookie,
+    BookieRegistration,
+    Ensemble,
+    LedgerMetadata,
+    LedgerState,
+)
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
     Chunk,

@@ -12,7 +12,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace, NotLessThan, RecordField
 from dlcore.flight.tickets import Place, Ticket
-from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import batch_of
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.rows import StoredRows
 from dlcore.proxy.reading.awaited import Awaited, first_not_less

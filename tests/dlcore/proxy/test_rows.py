@@ -13,7 +13,7 @@ from dlcore.base.errors import SchemaMismatchError
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace
-from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import batch_of
 from dlcore.log.reading.rows import StoredRows
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema

@@ -10,7 +10,7 @@ import pytest
 from dlcore.base.errors import LedgerReadError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace
-from dlcore.log.entries.plain_records import PlainRecords
+from dlcore.log.entries.body import PlainRecords
 from dlcore.log.reading.rows import EntryRows
 from dlcore.sync.portal import Portal
 from dlcore.sync.reader import LogReader

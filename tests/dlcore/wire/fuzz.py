@@ -14,9 +14,9 @@ with atheris.instrument_imports(include=["dlcore.wire"]):
     from dlcore.base.errors import BookieError
     from dlcore.base.ids import BookieId
     from dlcore.wire.bookie_end import BookieEnd
-    from dlcore.wire.client_end import ClientEnd
     from dlcore.wire.messages import HEADER, Hello, encode
-    from dlcore.wire.receive_memory import SCRATCH_BYTES, ReceiveMemory
+    from dlcore.wire.receiving import SCRATCH_BYTES, ReceiveMemory
+    from dlcore.wire.session import ClientEnd
 
 import crc32c
 

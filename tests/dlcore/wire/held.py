@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.wire.messages import CHUNK_BYTES_MAX
-from dlcore.wire.receive_memory import SCRATCH_BYTES
+from dlcore.wire.receiving import SCRATCH_BYTES
 
 if TYPE_CHECKING:
     from dlcore.wire.bookie_end import BookieEnd
-    from dlcore.wire.client_end import ClientEnd
+    from dlcore.wire.session import ClientEnd
 
 HELD_BYTES_MAX = CHUNK_BYTES_MAX + ENTRY_SIZE_BYTES_MAX + 2 * SCRATCH_BYTES
 """The largest payload that a sound head may announce, and what came before it was one."""

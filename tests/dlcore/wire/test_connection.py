@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.errors import BookieUnavailableError, NoSuchEntryError
-from dlcore.wire.incoming import Incoming
+from dlcore.wire.connection import Incoming
+from dlcore.wire.fields import Status
 from dlcore.wire.messages import Add, Failed, Lac, Ping, Pong, ReadEntry, ReadLac
-from dlcore.wire.statuses import Status
 from tests.fixtures.aio import until
 from tests.fixtures.raw_wire import WELCOME, RawEnd, Script, raw_bookie
 from tests.fixtures.served_bookie import BOOKIE, client_of, frame_of, run

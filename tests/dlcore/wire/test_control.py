@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.files.listed_ranges import ListedRanges, RangePage
+from bookie.files.entry_runs import ListedRanges, RangePage
 from dlcore.base.errors import BookieUnavailableError
 from dlcore.base.ids import BookieId
 from dlcore.wire.control import ControlClient

@@ -16,20 +16,9 @@ from dlcore.base.errors import (
     NoSuchEntryError,
 )
 from dlcore.base.ids import BookieId
-from dlcore.wire.assembly import Assembly
 from dlcore.wire.bookie_end import BookieEnd
-from dlcore.wire.client_end import (
-    Brought,
-    ClientEnd,
-    LacReceived,
-    ReadRefused,
-    Stored,
-    Welcomed,
-    WriteRefused,
-)
-from dlcore.wire.digest import FRAME_BYTES
-from dlcore.wire.frames import gather
-from dlcore.wire.keepalive import Keepalive
+from dlcore.wire.fields import Status
+from dlcore.wire.frames import FRAME_BYTES, gather
 from dlcore.wire.messages import (
     ANYTHING,
     ENTRY_BYTES_MIN,
@@ -56,8 +45,16 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
-from dlcore.wire.receive_memory import SCRATCH_BYTES, ReceiveMemory
-from dlcore.wire.statuses import Status
+from dlcore.wire.receiving import SCRATCH_BYTES, Assembly, Keepalive, ReceiveMemory
+from dlcore.wire.session import (
+    Brought,
+    ClientEnd,
+    LacReceived,
+    ReadRefused,
+    Stored,
+    Welcomed,
+    WriteRefused,
+)
 from tests.dlcore.wire.held import held_bytes
 from tests.dlcore.wire.test_vectors import MESSAGES
 from tests.fixtures.lengths import amount

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.wire.entry_ranges import EntryRanges
-from dlcore.wire.port import EntryRange
+from dlcore.wire.port import EntryRange, EntryRanges
 
 EXPECTED = [
     EntryRange(first_entry_id=first, last_entry_id=last)

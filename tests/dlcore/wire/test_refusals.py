@@ -15,7 +15,7 @@ from dlcore.base.errors import (
     LedgerFencedError,
     WrongIncarnationError,
 )
-from dlcore.wire.client_end import Brought
+from dlcore.wire.fields import Status, error_of, status_of
 from dlcore.wire.messages import (
     REQUEST_ID_MAX,
     Add,
@@ -40,11 +40,11 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
-from dlcore.wire.statuses import Status, error_of, status_of
+from dlcore.wire.session import Brought
 from tests.dlcore.wire.test_ends import BOOKIE, ENTRY, HELLO, feed, new_bookie, new_client
 
 if TYPE_CHECKING:
-    from dlcore.wire.client_end import ClientEnd
+    from dlcore.wire.session import ClientEnd
 
 WELCOME = Welcome(1, 0, BOOKIE.name, BOOKIE.incarnation)
 

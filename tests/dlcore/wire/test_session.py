@@ -20,7 +20,8 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     WrongIncarnationError,
 )
-from dlcore.wire.client_end import NotSpokenError
+from dlcore.wire.capabilities import Presenter
+from dlcore.wire.fields import Status
 from dlcore.wire.messages import (
     ADD_FRAMES_MAX,
     REQUEST_ID_MAX,
@@ -38,7 +39,6 @@ from dlcore.wire.messages import (
     ReadLac,
     WriteLac,
 )
-from dlcore.wire.presenting import Presenter
 from dlcore.wire.session import (
     UNSENT_BYTES_HIGH,
     AddWrite,
@@ -54,6 +54,7 @@ from dlcore.wire.session import (
     LacWrite,
     Lost,
     NoteFailure,
+    NotSpokenError,
     Refuse,
     SessionState,
     Signal,
@@ -61,7 +62,6 @@ from dlcore.wire.session import (
     Tick,
     TickAt,
 )
-from dlcore.wire.statuses import Status
 from tests.fixtures.client_session_bench import (
     FRAME,
     RANGE,

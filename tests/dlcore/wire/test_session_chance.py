@@ -14,6 +14,7 @@ from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
 )
+from dlcore.wire.fields import Status
 from dlcore.wire.messages import (
     Add,
     Chunk,
@@ -48,7 +49,6 @@ from dlcore.wire.session import (
     Tick,
     TickAt,
 )
-from dlcore.wire.statuses import Status
 from tests.fixtures.client_session_bench import (
     FRAME,
     RANGE,
@@ -60,9 +60,8 @@ from tests.fixtures.raw_wire import WELCOME
 from tests.fixtures.session_bench import messages_of
 
 if TYPE_CHECKING:
-    from dlcore.wire.client_end import Read
     from dlcore.wire.messages import Message
-    from dlcore.wire.session import Effect, Event
+    from dlcore.wire.session import Effect, Event, Read
 
 
 class World:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dlcore.wire.assembly import Assembly
 from dlcore.wire.messages import (
     ANYTHING,
     Add,
@@ -38,7 +37,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
 )
-from dlcore.wire.receive_memory import ReceiveMemory
+from dlcore.wire.receiving import Assembly, ReceiveMemory
 
 FILE = Path(__file__).parents[2] / "contracts" / "wire_vectors.json"
 ENTRIES = [bytes(range(48)), b"\xff" * 50]

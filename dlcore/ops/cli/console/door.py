@@ -34,7 +34,8 @@ from dlcore.base.errors import (
     UnauthenticatedError,
 )
 from dlcore.base.records import NotLessThan, RecordField
-from dlcore.log.entries.batches import batch_of, typed_read_fields
+from dlcore.log.entries.batches import typed_read_fields
+from dlcore.log.entries.body import batch_of
 from dlcore.ops.cli.console import door_answers as answers, door_requests as requests
 from dlcore.ops.cli.console.statuses import error_value, headers_of, status_of
 from dlcore.ops.cli.console.values import end_count

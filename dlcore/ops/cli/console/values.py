@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlcore.base.records import RecordPlace
-    from dlcore.ledger.metadata.bookies import BookieRegistration
-    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
     from dlcore.log.reading.status import LogStatus
 

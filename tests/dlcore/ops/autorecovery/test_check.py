@@ -21,8 +21,7 @@ from dlcore.ops.autorecovery.check import (
     fragments_of,
     missing_ranges,
 )
-from dlcore.wire.entry_ranges import EntryRanges
-from dlcore.wire.port import EntryRange
+from dlcore.wire.port import EntryRange, EntryRanges
 from tests.fixtures.ledgers import bookie, metadata_of, quorum_of
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from tests.fixtures.recovery import (
 )
 
 if TYPE_CHECKING:
-    from dlcore.ledger.metadata.bookies import BookieRegistration
+    from dlcore.ledger.metadata.values import BookieRegistration
 
 
 def finding(ledger_id: int, *missing: BookieId) -> ListedLedger:

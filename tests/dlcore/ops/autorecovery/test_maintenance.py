@@ -10,7 +10,7 @@ import pytest
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import ConfigurationError, DecommissionError
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
+from dlcore.ledger.metadata.values import BookieCookie, BookieRegistration
 from dlcore.metadata.stored import encode
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 from dlcore.ops.autorecovery.listing import RepairList

@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 
 from dlcore.base.records import LogRecord
-from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.stored import encode
 from dlcore.metadata.zookeeper import ZooKeeperStore

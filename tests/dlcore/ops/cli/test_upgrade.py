@@ -16,7 +16,7 @@ from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import UnsupportedError
 from dlcore.base.features import Announced, Feature, Release, own_release
 from dlcore.base.records import LogRecord
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.log.metadata.owner import StagingProcess
 from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.binding import ensure_namespace, read_binding

@@ -14,7 +14,7 @@ from tests.dlcore.ops.upkeep.test_tierer import TierScene, check_objects, on_tie
 from tests.fixtures.memory_objects import MemoryObjects
 
 if TYPE_CHECKING:
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 
 def test_old_ledgers_stay_for_a_grace_of_their_own() -> None:

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.base.errors import ConfigurationError, ObjectStoreError, UnsupportedError
-from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.ledger.metadata.values import Erased, Erasure
+from dlcore.ledger.metadata.values import BookieCookie, Erased, Erasure
 from dlcore.log.cold.delta_format import before_last_checkpoint
 from dlcore.log.metadata import redactions
 from dlcore.log.metadata.staged import list_staged, settle

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dlcore.log.cold.objects import ListedObject
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.rows_reader import AsyncLogReader
-    from dlcore.wire.digest import BytesLike
+    from dlcore.wire.frames import BytesLike
 
 TIER = "s3://bucket/logs"
 CONFIG_OF_TIERS = UpkeepConfig(

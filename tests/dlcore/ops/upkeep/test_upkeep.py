@@ -14,7 +14,7 @@ from dlcore.log.metadata.changes import lssn_to_merge
 from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment
 from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.log.writing.truncation import truncate_log
+from dlcore.log.writing.changing import truncate_log
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep

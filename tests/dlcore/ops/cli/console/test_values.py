@@ -9,7 +9,7 @@ import pytest
 from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import DLSN
 from dlcore.base.records import RecordPlace
-from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.log.reading.status import LogStatus
 from dlcore.ops.cli.console import values
 from tests.fixtures.snapshots import snapshot_of

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.wire.assembly import Assembly
 from dlcore.wire.frames import FrameRun, gather
 from dlcore.wire.messages import ANYTHING, Add, encode
-from dlcore.wire.receive_memory import ReceiveMemory
+from dlcore.wire.receiving import Assembly, ReceiveMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 SIZE = 512 * 1024
 

@@ -1,21 +1,42 @@
-"""Truncates a log by one write of its head; `upkeep/removal.py` removes the data step by step."""
+"""Changes of a whole log, each by one write: truncation, other names, the seal, deletion.
+
+After a truncation or deletion `upkeep/removal.py` removes the data step by step.
+"""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from dlcore.base.config import require, require_kind
-from dlcore.base.errors import ConfigurationError, MetadataVersionError
+from dlcore.base.errors import (
+    ConfigurationError,
+    LogExistsError,
+    LogNotFoundError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
 from dlcore.base.ids import DLSN, TXID_MAX
-from dlcore.log.metadata.changes import plan_reset_txid, plan_truncate
+from dlcore.log.metadata.changes import (
+    plan_complete,
+    plan_delete,
+    plan_rename,
+    plan_reset_txid,
+    plan_truncate,
+    require_unsealed,
+)
 from dlcore.log.reading.snapshot import Finder
+from dlcore.log.recovery import recover_log
+from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogKey, VersionedHead
+    from dlcore.log.metadata.values import LogKey, LogMetadata, VersionedHead
     from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.writing.lock import WriterLock
 
 
 async def end_of_log(context: LogContext, at: VersionedHead) -> DLSN:
@@ -117,3 +138,97 @@ async def reset_txid(context: LogContext, log: LogKey, txid: int) -> bool:
         except MetadataVersionError:
             continue  # decide again by the present head
         return True
+
+
+logger = logging.getLogger(__name__)
+
+
+async def rename_log(
+    context: LogContext, lock: WriterLock, log: LogMetadata, name: str
+) -> LogMetadata:
+    """Give a log another name, in one transaction; return it under that name.
+
+    The caller holds the writer lock.  A staged append that was planned meanwhile is planned again,
+    and finds the log by its id.
+
+    Raises:
+        LogExistsError: there is a log of that name.
+        LogNotFoundError: the log was deleted.
+        LogRenamedError: another client has renamed it since `log` was read.
+    """
+    if name == log.name:
+        raise LogExistsError(f"log {name!r} cannot be renamed to its own name")
+    while True:
+        await lock.wait_owned()
+        at = await context.logs.read(log)
+        renamed, ops = plan_rename(context.paths, log, at, name)
+        try:
+            await context.store.multi(ops)
+        except NodeExistsError as error:
+            raise LogExistsError(f"log {name!r} exists") from error
+        except (MetadataVersionError, NoNodeError) as error:
+            logger.info("renaming log=%s again: %s", log.name, error)
+        except UNANSWERED as error:
+            logger.info("renaming log=%s: %s", log.name, error)
+            if await _is_named(context, renamed):
+                return renamed
+        else:
+            return renamed
+
+
+async def _is_named(context: LogContext, log: LogMetadata) -> bool:
+    """Return whether the name of `log` leads to it: this shows the outcome after a lost reply."""
+    try:
+        return await context.logs.find(log.name) == log
+    except LogNotFoundError:
+        return False
+
+
+async def seal_log(context: LogContext, lock: WriterLock, log: LogMetadata) -> None:
+    """Complete a dead writer's segment, and seal the log.
+
+    Raises:
+        EndOfStreamError: it is sealed already.
+        LogNotFoundError: it was deleted.
+        LedgerRecoveryError: too few bookies answer to find the end of its last ledger.
+    """
+    paths = context.logs.paths_of(log)
+    while True:
+        at = await context.logs.read(log)
+        require_unsealed(at)
+        at = await recover_log(context, at)
+        now_ms = context.clock.now_ms()
+        await lock.wait_owned()
+        change = plan_complete(paths, at, now_ms=now_ms, closing=None, seal=True)
+        try:
+            await context.logs.apply(change)
+        except MetadataVersionError as error:
+            logger.info("sealing log=%s again: %s", log.name, error)
+        else:
+            return
+
+
+async def delete_log(
+    context: LogContext,
+    lock: WriterLock,
+    log: LogMetadata,
+    read_head: Callable[[], Awaitable[VersionedHead | None]],
+) -> None:
+    """Free the log's name and mark the log as deleted: then it cannot be changed any more.
+
+    `read_head` returns the present head, None if there is nothing left to delete.
+
+    Raises:
+        DLError: any error that `read_head` raises.
+    """
+    while True:
+        await lock.wait_owned()
+        at = await read_head()
+        if at is None:
+            return
+        try:
+            await context.store.multi(plan_delete(context.paths, log, at))
+        except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+            logger.info("deleting log=%s again: %s", log.name, error)
+        else:
+            return
