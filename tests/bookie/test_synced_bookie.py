@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore import DLError, LedgerClientConfig, QuorumConfig
+from dlcore import LedgerClientConfig, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.disk_changes import Promised, decode
@@ -111,9 +111,8 @@ async def work(namespace: DirectNamespace, number: int) -> int:
     return kept.ledger_id
 
 
-async def live_three_times(folder: Path, uri: str, mutant: str) -> set[int]:
-    """Work until files were dropped, be killed amid adds, come back; return what was kept."""
-    kept: set[int] = set()
+async def live_three_times(folder: Path, uri: str, mutant: str, kept: set[int]) -> None:
+    """Work until files were dropped, be killed amid adds, come back; note what was kept."""
     for way in ("direct", "cached", "direct"):
         async with (
             life(folder, uri, way, mutant),
@@ -130,7 +129,6 @@ async def live_three_times(folder: Path, uri: str, mutant: str) -> set[int]:
             adds = [asyncio.ensure_future(writer.append([b"x" * LARGE_BYTES])) for _ in range(9)]
             await adds[0]
         await asyncio.gather(*adds, return_exceptions=True)
-    return kept
 
 
 def files_of(folder: Path) -> set[str]:
@@ -150,9 +148,7 @@ def test_no_answer_comes_before_its_bytes_are_durable(
     mutant = request.config.getoption("--mutant", default=None) or "-"
     (tmp_path / "watched").mkdir()
     uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
-    with suppress(DLError):  # a bookie that is broken may not come back: its history tells why
-        kept = asyncio.run(live_three_times(tmp_path, uri, mutant))
-    history = events_of(tmp_path / "history")
+    kept: set[int] = set()
 
     def is_released(promise: Promised) -> bool:
         kind, _, about = promise.what.partition(" ")
@@ -160,7 +156,11 @@ def test_no_answer_comes_before_its_bytes_are_durable(
         is_superseded = kind in ("garbage", "LAC")
         return is_superseded or (kind != "identity" and int(about.partition(":")[0]) not in kept)
 
-    assert broken_promises(history, is_released=is_released) == []
+    try:
+        asyncio.run(live_three_times(tmp_path, uri, mutant, kept))
+    finally:  # a bookie that is broken may not come back: its history tells why
+        history = events_of(tmp_path / "history")
+        assert broken_promises(history, is_released=is_released) == []
     counts = counts_of(history)
     assert counts.keys() == KINDS
     assert min(counts.values()) >= 3

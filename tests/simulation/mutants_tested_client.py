@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -207,10 +208,12 @@ def ids_are_read_and_written_blindly() -> Iterator[None]:
 
     async def take(self: LedgerStore) -> int:
         path = self._paths.ledger_idgen
-        node = await self._store.get(path)
-        assert node is not None
-        await self._store.put(path, b"%d" % (int(node.value) + 1), version=-1)
-        return int(node.value)
+        while True:
+            node = await self._store.get(path)
+            assert node is not None
+            with contextlib.suppress(MetadataConnectionError):
+                await self._store.put(path, b"%d" % (int(node.value) + 1), version=-1)
+                return int(node.value)
 
     with patch.object(LedgerStore, "new_ledger_id", take):
         yield

@@ -322,7 +322,11 @@ def a_striped_position_holds_one_run() -> Iterator[None]:
 @caught_by(f"{_ROOM}/test_plan.py::test_sources_that_answered_come_first_and_lost_ones_last")
 def lost_sources_are_asked_first() -> Iterator[None]:
     """Section 5: every copy begins with a time-out at the bookie that is gone."""
-    with patch("dlcore.ops.autorecovery.plan.sorted", lambda each, key: list(each), create=True):
+
+    def unsorted(values: Any, key: Any = None) -> list[Any]:
+        return sorted(values) if key is None else list(values)
+
+    with patch("dlcore.ops.autorecovery.plan.sorted", unsorted, create=True):
         yield
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COMMITS = "dlcore/ops/upkeep/test_table_commits.py"
 KEEPER = "dlcore/ops/upkeep/test_table_keeper.py"
 ICEBERG = "dlcore/ops/upkeep/test_iceberg_tables.py"
-_LIES = f"{ICEBERG}::test_a_catalog_that_lies_of_commits[refused-made]"
+_LIES = f"{ICEBERG}::test_a_catalog_that_lies_of_commits[sqlite-refused-made]"
 
 
 @caught_by(f"{COMMITS}::test_workers_that_die_and_a_store_that_lies")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +88,22 @@ def test_the_tests_that_catch_mutants_exist() -> None:
     for name, tested in TESTED.items():
         file, function = tested.test.split("::")
         assert f"def {function.split('[')[0]}(" in (ROOT / file).read_text(), name
+
+
+def test_the_cases_of_tests_that_catch_mutants_exist() -> None:
+    """A case that got another id would leave them, too."""
+    cases = sorted({tested.test for tested in TESTED.values() if "[" in tested.test})
+    assert cases
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--full", "-n", "0"]
+    collected = subprocess.run(
+        [*command, "-p", "no:cacheprovider", *cases],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert collected.returncode == 0, collected.stderr
 
 
 @for_each(sorted([*MUTANTS, *TESTED]))
