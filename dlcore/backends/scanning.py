@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
 from dlcore.backends.direct.scanning import scan_part
 from dlcore.backends.opening import is_endpoint
-from dlcore.base.access.holding import CarriedPurse
+from dlcore.base.access.capability import CarriedPurse
 from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig

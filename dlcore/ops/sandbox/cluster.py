@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dlcore.base.access.tls import TlsFiles
-    from dlcore.ops.sandbox.metadata_process import MetadataProcess
+    from dlcore.ops.sandbox.metadata_server import MetadataProcess
 
 ROOT = "/dlog"
 """The path of a sandbox's namespace."""

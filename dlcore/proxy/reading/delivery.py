@@ -22,7 +22,7 @@ from dlcore.base.metrics import Durations
 from dlcore.base.places import Places
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
-from dlcore.proxy.reading.runs import fetched
+from dlcore.proxy.reading.ring import fetched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sized
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from dlcore.base.records import NotLessThan
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.outgoing import Send
-    from dlcore.proxy.reading.ring import Ring, RingReader
+    from dlcore.proxy.reading.ring import Fetched, Ring, RingReader
     from dlcore.proxy.reading.rows import View
-    from dlcore.proxy.reading.runs import Fetched
 
 _LOOK_S = 1.0
 _FIRST_BYTES = (64 * 1024, 256 * 1024, MIB)
