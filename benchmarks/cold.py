@@ -22,7 +22,15 @@ from pyspark.sql import functions as F
 import dlspark
 from benchmarks.figures import ROUNDS, Figure, Target, measure
 from benchmarks.limits import MIB
-from benchmarks.logs import RECORD_BYTES, CpuCost, append_times, drop_log, record_batches
+from benchmarks.logs import (
+    KEEPS_NOTHING,
+    RECORD_BYTES,
+    CpuCost,
+    append_times,
+    drop_log,
+    record_batches,
+    restarted,
+)
 from benchmarks.put_clients import Put, one_record
 from benchmarks.spark import spark_session
 from demo.flights import load_flights
@@ -179,9 +187,10 @@ def proxy_cold_beside_adds(sandbox: Sandbox, folder: Path) -> list[Figure]:
         with _reading(location, log):
             return _proxy_appends(location, sandbox)
 
-    return _beside(
-        "proxy_cold_beside_adds", {"alone": None, "cold": cold, "from bookies": hot}, times
-    )
+    with restarted(sandbox, **KEEPS_NOTHING):
+        return _beside(
+            "proxy_cold_beside_adds", {"alone": None, "cold": cold, "from bookies": hot}, times
+        )
 
 
 def _beside(

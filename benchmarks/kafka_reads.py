@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from contextlib import contextmanager
@@ -13,7 +12,14 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.figures import Figure, Target, measure
 from benchmarks.limits import MIB
-from benchmarks.logs import CpuCost, drop_log, record_batches, write_log
+from benchmarks.logs import (
+    KEEPS_NOTHING,
+    CpuCost,
+    drop_log,
+    record_batches,
+    restarted,
+    write_log,
+)
 from benchmarks.proxy_reads import get_all
 
 if TYPE_CHECKING:
@@ -22,7 +28,6 @@ if TYPE_CHECKING:
 
     from dlcore.ops.sandbox.cluster import Sandbox
 
-_ADDRESS = "DLOG_PROXY_KAFKA_ADDRESS"
 _AT_ONCE = 10_000
 _BYTES = 64 * MIB
 _ROUNDS = 3
@@ -32,11 +37,12 @@ _WAIT_S = 5.0
 def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     """All records of a log by librdkafka, in Python, beside DoGet: of 100 bytes, and of 1 KB.
 
-    The client of Flight takes batches, that of librdkafka an object for each record: this is most
-    of the difference at 100 bytes.  CPU is that of the proxy and its bookies.  Records of one size,
-    as here, are encoded in a half of the time that others take, or less.
+    They come from bookies each time.  The client of Flight takes batches, that of librdkafka an
+    object for each record: this is most of the difference at 100 bytes.  CPU is that of the proxy
+    and its bookies.  Records of one size, as here, are encoded in a half of the time that others
+    take, or less.
     """
-    with served(sandbox) as address:
+    with served(sandbox, **KEEPS_NOTHING) as address:
         return [
             _read(sandbox, address, name, record_bytes=size, ratio=ratio)
             for name, size, ratio in (("kafka_read", 100, 0.1), ("kafka_read_1k", 1000, 0.2))
@@ -44,17 +50,12 @@ def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
 
 
 @contextmanager
-def served(sandbox: Sandbox) -> Iterator[str]:
-    """Let the proxy serve Kafka's clients meanwhile; yield where."""
+def served(sandbox: Sandbox, **settings: object) -> Iterator[str]:
+    """Let the proxy serve Kafka's clients meanwhile, with these settings; yield where."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    os.environ[_ADDRESS] = address
-    try:
-        sandbox.proxies[0].restart()
+    with restarted(sandbox, kafka_address=address, **settings):
         yield address
-    finally:
-        del os.environ[_ADDRESS]
-        sandbox.proxies[0].restart()
 
 
 def _read(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, ratio: float) -> Figure:

@@ -112,6 +112,24 @@ def write_log(
     return name, seconds
 
 
+KEEPS_NOTHING = {"ring_bytes_max": 1}
+"""Settings of a proxy that reads from bookies what another reader was just sent."""
+
+
+@contextmanager
+def restarted(sandbox: Sandbox, **settings: object) -> Iterator[None]:
+    """Let the first proxy have these settings meanwhile."""
+    names = {f"DLOG_PROXY_{each.upper()}": str(value) for each, value in settings.items()}
+    os.environ.update(names)
+    try:
+        sandbox.proxies[0].restart()
+        yield
+    finally:
+        for each in names:
+            del os.environ[each]
+        sandbox.proxies[0].restart()
+
+
 def drop_log(uri: str, name: str, *, tls: TlsFiles | None = None) -> None:
     """Delete a log, so that rounds do not fill the disk."""
     with open_namespace(uri, tls=tls) as namespace:

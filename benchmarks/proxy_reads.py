@@ -20,6 +20,7 @@ from benchmarks.followers import STAMP
 from benchmarks.limits import MIB, bare_server
 from benchmarks.logs import (
     CONFIG,
+    KEEPS_NOTHING,
     RECORD_BYTES,
     WRITE_BYTES,
     CpuCost,
@@ -28,6 +29,7 @@ from benchmarks.logs import (
     fresh_log,
     peak_memory_mb,
     record_batches,
+    restarted,
     write_log,
 )
 from benchmarks.proxy_transport import served
@@ -62,15 +64,16 @@ def read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
     figures = []
     narrow = ["txid", "value"]
-    for name, columns, segment_bytes in (
-        ("proxy_read", narrow, CONFIG.segment_bytes_max),
-        ("proxy_read_all_columns", None, CONFIG.segment_bytes_max),
-        ("proxy_read_parts", narrow, 16 * MIB),
-    ):
-        config = replace(CONFIG, segment_bytes_max=segment_bytes)
-        log, _ = write_log(sandbox.uri, batches, config=config)
-        figures += _read(sandbox, folder, name, log, columns)
-        drop_log(sandbox.uri, log)
+    with restarted(sandbox, **KEEPS_NOTHING):
+        for name, columns, segment_bytes in (
+            ("proxy_read", narrow, CONFIG.segment_bytes_max),
+            ("proxy_read_all_columns", None, CONFIG.segment_bytes_max),
+            ("proxy_read_parts", narrow, 16 * MIB),
+        ):
+            config = replace(CONFIG, segment_bytes_max=segment_bytes)
+            log, _ = write_log(sandbox.uri, batches, config=config)
+            figures += _read(sandbox, folder, name, log, columns)
+            drop_log(sandbox.uri, log)
     return figures
 
 

@@ -77,7 +77,7 @@ DASHBOARDS: dict[str, list[Panel]] = {
         Panel("Delivery, p99", _slowest("dlog_proxy_delivery_seconds"), "s"),
         Panel("Bytes to readers", "rate(dlog_proxy_delivery_bytes_total[5m])", "Bps"),
         Panel("Readers of older records", "dlog_proxy_catching_up_readers"),
-        Panel("Kept for readers", "dlog_proxy_ring_bytes", "bytes"),
+        Panel("Kept for readers", "dlog_proxy_ring_bytes + dlog_proxy_kept_bytes", "bytes"),
         Panel("Busiest logs", "dlog_proxy_log_bytes_per_second", "Bps", "{{log}}"),
     ],
     "autorecovery": [
@@ -91,6 +91,15 @@ DASHBOARDS: dict[str, list[Panel]] = {
         Panel("Repair, p99", _slowest("dlog_autorecovery_repair_seconds"), "s"),
         Panel("Cold bytes scrubbed", "rate(dlog_autorecovery_scrubbed_bytes_total[5m])", "Bps"),
         Panel("Cold ledgers with holes", "dlog_autorecovery_cold_holes"),
+        Panel("Logs that fail to reach their tier", "dlog_autorecovery_tier_failing_logs"),
+        Panel("Round of tiering", "dlog_autorecovery_tier_round_seconds", "s"),
+        Panel("Tables that fail", "dlog_autorecovery_table_failing_logs"),
+        Panel(
+            "Tier and table, errors",
+            "rate(dlog_autorecovery_tier_errors_total[5m]) "
+            "or rate(dlog_autorecovery_table_errors_total[5m])",
+            legend="{{instance}} {{kind}}",
+        ),
         Panel("Since the last export", "min(dlog_autorecovery_export_age_seconds)", "s"),
     ],
     "spark": [

@@ -3,7 +3,8 @@
 A log is a topic of one partition, so Kafka's topic has one as well.  Everything has three copies,
 all of which are acknowledged: Kafka's are on their way to the disk, ours have reached it.  Both are
 read while their pages are in memory.  All records have one size: a proxy takes longer to encode
-others, which Kafka sends as they are stored.
+others, which Kafka sends as they are stored.  A proxy keeps messages that it has sent, as Kafka's
+brokers have them in the page cache; "first" is a proxy that keeps none, so that its bookies read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.figures import Figure, Target, measure
 from benchmarks.kafka_reads import consumed, served
 from benchmarks.kafka_writes import produce
 from benchmarks.limits import MIB
-from benchmarks.logs import CONFIG, drop_log, record_batches
+from benchmarks.logs import CONFIG, KEEPS_NOTHING, drop_log, record_batches
 from benchmarks.peers.kafka import BROKERS, running_kafka
 from dlcore.sync import open_namespace
 
@@ -38,11 +39,14 @@ _SIZES = {"": 100, "_1k": 1000}
 
 def read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """All records of a topic read by librdkafka: of 100 bytes, and of 1 KB, beside Kafka."""
-    with _both(sandbox, folder) as sides:
-        return [
-            _read(sides, f"peers_client_read{suffix}", record_bytes)
-            for suffix, record_bytes in _SIZES.items()
-        ]
+    figures = []
+    for which, settings in (("", {}), ("_first", KEEPS_NOTHING)):
+        with _both(sandbox, folder, **settings) as sides:
+            figures += [
+                _read(sides, f"peers_client_read{which}{suffix}", record_bytes)
+                for suffix, record_bytes in _SIZES.items()
+            ]
+    return figures
 
 
 def write(sandbox: Sandbox, folder: Path) -> list[Figure]:
@@ -107,11 +111,11 @@ def _values(record_bytes: int) -> list[bytes]:
 
 
 @contextmanager
-def _both(sandbox: Sandbox, folder: Path) -> Iterator[tuple[_Topics, _Topics]]:
+def _both(sandbox: Sandbox, folder: Path, **settings: object) -> Iterator[tuple[_Topics, _Topics]]:
     """Serve Kafka's clients by the proxy, and by a Kafka; yield both, ours first."""
     with (
-        served(sandbox) as address,
-        running_kafka(folder / "kafka", is_synced=False) as servers,
+        served(sandbox, **settings) as address,
+        running_kafka(folder / f"kafka-{uuid4().hex}", is_synced=False) as servers,
     ):
         yield _Logs(sandbox, address), _Topics(servers)
 

@@ -19,7 +19,7 @@ from dlcore.base.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,10 @@ class Troubles:
         """The first ones, at most `TROUBLES_MAX`."""
 
     @contextlib.contextmanager
-    def isolated(self, what: str) -> Iterator[None]:
-        """Report failures in this context, and continue after it.
+    def isolated(
+        self, what: str, failed: Callable[[Exception], None] = lambda _: None
+    ) -> Iterator[None]:
+        """Report failures in this context, also to `failed`, and continue after it.
 
         Raises:
             MetadataConnectionError, MetadataSessionExpiredError: the metadata store does not
@@ -69,9 +71,11 @@ class Troubles:
                     error,
                 )
             self.note(what, error)
+            failed(error)
         except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(what, error)
             self.note(what, error)
+            failed(error)
 
     def note(self, what: str, error: Exception) -> None:
         """Count a failure, and keep it if it is among the first."""

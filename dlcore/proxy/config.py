@@ -91,7 +91,8 @@ class ProxyConfig:
     message_bytes_max: int = 4 * MIB
     """Largest message that the proxy accepts; clients split larger ones."""
     ring_bytes_max: int = 64 * MIB
-    """Memory for the latest entries of all followed logs, from which readers are served."""
+    """Memory for the latest entries of all followed logs, from which readers are served, and for
+    older messages that a reader was sent within the last minute."""
     sending_bytes_max: int = 64 * MIB
     """Most bytes in transit to readers, with gRPC's copies.  Above it, readers that do not receive
     are disconnected."""

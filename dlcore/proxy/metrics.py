@@ -43,9 +43,13 @@ SENT = counter("proxy_delivery_bytes_total", "Bytes of messages to readers")
 CATCH_UPS = counter(
     "proxy_catch_up_messages_total", "Messages of older records, read from bookies for one reader"
 )
+KEPT = counter(
+    "proxy_kept_messages_total", "Messages of older records, kept since another reader had them"
+)
 CATCHING_UP = gauge("proxy_catching_up_readers", "Readers of older records")
 FOLLOWED = gauge("proxy_followed_logs", "Logs that are followed for readers")
 RINGS = gauge("proxy_ring_bytes", "Bytes of the latest records that are kept for readers")
+KEPT_BYTES = gauge("proxy_kept_bytes", "Bytes of older messages that are kept for readers")
 SENDING = gauge("proxy_sending_bytes", "Bytes in transit to readers, with gRPC's copies")
 AUDIT = gauge(
     "proxy_audit_failed", "Whether the last line of the audit log failed (1 or 0); only with one"
@@ -72,9 +76,11 @@ METRICS = (
     DELIVERIES,
     SENT,
     CATCH_UPS,
+    KEPT,
     CATCHING_UP,
     FOLLOWED,
     RINGS,
+    KEPT_BYTES,
     SENDING,
     AUDIT,
     LOG_RATE,
@@ -122,9 +128,11 @@ class ProxyMetrics:
         yield DELIVERIES.of(reads.deliveries.times)
         yield SENT.of(reads.outgoing.sent_bytes)
         yield CATCH_UPS.of(reads.deliveries.catch_up_messages)
+        yield KEPT.of(reads.deliveries.kept_messages)
         yield CATCHING_UP.of(reads.deliveries.catching_up)
         yield FOLLOWED.of(len(reads.followed))
         yield RINGS.of(reads.followed.budget.size_bytes)
+        yield KEPT_BYTES.of(reads.followed.budget.older.size_bytes)
         yield SENDING.of(reads.outgoing.size_bytes)
         if self._audit is not None:
             yield AUDIT.of(self._audit.failure is not None)

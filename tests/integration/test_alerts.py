@@ -23,98 +23,45 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.records import LogRecord
-from dlcore.ops.sandbox import Sandbox
 from dlcore.sync import open_namespace
 from dlspark import ProgressListener
 from dlspark.lag import Lag, LagReport
-from tests.fixtures.alerts import PROMTOOL, RULES, all_firing, firing, look, samples_of
+from tests.fixtures.alerts import PROMTOOL, RULES, firing, look, samples_of
 from tests.fixtures.bookie_process import REPOSITORY
-from tests.fixtures.operators import LASTING, PORT, asked, scraped, url_of
+from tests.fixtures.operators import asked, scraped
 from tests.fixtures.ports import free_ports
 from tests.fixtures.proxies import proxy_process
 from tests.fixtures.runbook import Operator, commands_of
 from tests.fixtures.shell import Shell
 from tests.fixtures.waiting import wait_until
+from tests.fixtures.watched import (
+    WAIT_S,
+    operator_of,
+    other_port,
+    require_fires,
+    watched_cluster,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from dlcore.ops.sandbox.cluster import Bookie
     from tests.fixtures.alerts import Seen
+    from tests.fixtures.watched import Watched
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(PROMTOOL is None, reason="Debian's package prometheus has promtool"),
 ]
 
-WAIT_S = 60.0
 MIB = 2**20
 COPIES = "3"
-
-
-class Watched:
-    """A cluster, and its processes as a monitor sees them."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-
-    def look(self) -> Seen:
-        """Scrape all processes; of these no test ends auto-recovery."""
-        sandbox, found = self.sandbox, {}
-        recovery = sandbox.autorecovery
-        assert recovery is not None
-        assert recovery.is_running, recovery.log_path.read_text()[-4000:]
-        for each in sandbox.bookies:
-            found[each.name] = ("dlog-bookie", url_of(each.log_path))
-        found["proxy-1"] = ("dlog-proxy", self.url("proxy-1"))
-        found["autorecovery"] = ("dlog-autorecovery", self.url("autorecovery"))
-        return look(found)
-
-    def url(self, name: str) -> str:
-        """Return where a process serves."""
-        return url_of(self.sandbox.data_dir / f"{name}.log")
-
-    def value(self, process: str, name: str) -> float:
-        """Return the present value of a metric without labels."""
-        return scraped(self.url(process), name)[name][()]
-
-    def write(self, log: str, count: int = 10, size: int = 1000) -> None:
-        """Write records through the proxy."""
-        with (
-            open_namespace(self.sandbox.proxies[0].location) as namespace,
-            namespace.open_log(log, create_if_missing=True).open_writer() as writer,
-        ):
-            for _ in range(count):
-                writer.write(LogRecord(0, b"x" * size))
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A cluster that the tests share; each undoes its fault."""
-    with Sandbox(
-        3,
-        data_dir=tmp_path_factory.mktemp("alerts"),
-        bookie_options=(*PORT, "--scrub-interval-s=1", "--scrub-bytes-per-second=100000000"),
-        proxies=1,
-        proxy_options=(*PORT, LASTING),
-        autorecovery_options=(
-            *PORT,
-            "--lost-bookie-delay-s=0.5",
-            "--retry-pause-s=1",
-            "--lag-interval-s=1",
-            "--tier-interval-s=1",
-            "--tier-grace-s=0",
-            "--merged-grace-s=0",
-            "--sweep-interval-s=1",
-            "--scrub-period-s=1",
-            "--scrub-interval-s=1",
-        ),
-    ) as sandbox:
-        cluster = Watched(sandbox)
-        cluster.write("first")
-        wait_until(
-            lambda: cluster.value("autorecovery", "dlog_autorecovery_is_auditor"), timeout_s=WAIT_S
-        )
+    with watched_cluster(tmp_path_factory.mktemp("alerts")) as cluster:
         yield cluster
 
 
@@ -127,30 +74,7 @@ def shell(watched: Watched, capsys: pytest.CaptureFixture[str]) -> Shell:
 @pytest.fixture
 def operator(watched: Watched, shell: Shell) -> Operator:
     """An operator that follows the runbook on this cluster."""
-    roles = {"bookie": "bookie-1", "proxy": "proxy-1", "autorecovery": "autorecovery"}
-    urls = {role: watched.url(name) for role, name in roles.items()}
-    ledger = shell.text("ledger", "list", "--quiet").split()[0]
-    names = {"BOOKIE": "bookie-1", "PROXY": watched.sandbox.proxies[0].location}
-    names |= {"LOG": "first", "LEDGER": ledger, "SUBSCRIBER": "report"}
-    return Operator(shell, urls, names)
-
-
-def require_fires(
-    alerts: list[str], folder: Path, before: Seen, during: Seen, healed: Callable[[], Seen]
-) -> None:
-    """Require that each fires with the fault, and only then: after it no more.
-
-    A disk or a processor that others use may be slow for a while after the fault, too.
-    """
-    looks = [before, during]
-    assert all_firing(alerts, folder, *looks) == dict.fromkeys(alerts, (False, True))
-
-    def are_silent() -> bool:
-        looks.append(healed())
-        found = all_firing(alerts, folder, *looks)
-        return not any(fires for *_, fires in found.values())
-
-    wait_until(are_silent, timeout_s=WAIT_S)
+    return operator_of(watched, shell)
 
 
 def test_the_rules_are_valid() -> None:
@@ -360,7 +284,8 @@ def test_an_export_that_fails(watched: Watched, tmp_path: Path, shell: Shell) ->
         require_fires(["DlogExportOld"], tmp_path, before, during, watched.look)
     finally:
         names = [word for key in keys for word in ("--unset", f"autorecovery.{key}")]
-        shell.text("cluster", "settings", *names)
+        with other_port(watched):
+            shell.text("cluster", "settings", *names)
 
 
 def test_the_metadata_store_stands_still(

@@ -332,8 +332,7 @@ def recovery_asks_the_bookies_it_added() -> Iterator[None]:
     answer = _Recoverer._on_answer
 
     def follow_the_change(self: _Recoverer, entry_id: int, error: DLError | None) -> None:
-        changed = self.recovered_metadata.last_ensemble.bookies
-        self._machine._ensemble = replace(self._machine._ensemble, bookies=changed)
+        self._machine._reads._bookies = self.recovered_metadata.last_ensemble.bookies
         answer(self, entry_id, error)
 
     one_at_a_time = partial(LedgerRecovery, read_ahead_max=1)

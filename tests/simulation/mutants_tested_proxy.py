@@ -28,6 +28,7 @@ from dlcore.log.writing import opening
 from dlcore.log.writing.append import LogAppender, StartSegment
 from dlcore.log.writing.transmit import OwnExtent
 from dlcore.log.writing.writer import Pump
+from dlcore.proxy.reading.kept import KeptMessages, Key
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes
 from dlcore.proxy.writing.owned_log import Accepted, OwnedLog
 from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
@@ -37,7 +38,7 @@ from tests.simulation.mutants_proxy import more_is_acknowledged_than_was_sent
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence, Sized
 
     import pyarrow as pa
 
@@ -349,4 +350,35 @@ def rings_hold_what_is_not_confirmed() -> Iterator[None]:
                         first += 1
 
     with patch.object(LedgerReader, "follow", eager):
+        yield
+
+
+@caught_by("dlcore/proxy/test_kept.py::test_a_redacted_row_is_not_sent_again")
+def kept_messages_outlive_a_redaction() -> Iterator[None]:
+    """A reader that begins after a redaction gets what was sent before it."""
+    find, keep = KeptMessages.find, KeptMessages.keep
+
+    def unwritten(key: Key) -> Key:
+        series, position = key
+        return replace(series, rewrites=0), position
+
+    def found(self: KeptMessages, key: Key, *rest: Any) -> tuple[Sized, DLSN] | None:
+        return find(self, unwritten(key), *rest)
+
+    def kept(self: KeptMessages, key: Key, *rest: Any) -> None:
+        keep(self, unwritten(key), *rest)
+
+    with patch.multiple(KeptMessages, find=found, keep=kept):
+        yield
+
+
+@caught_by("dlcore/proxy/test_kept.py::test_the_next_reader_asks_no_bookie")
+def a_kept_message_goes_beyond_what_is_wanted() -> Iterator[None]:
+    """A reader gets the whole of a kept message, also of one that it wants a part of."""
+    find = KeptMessages.find
+
+    def found(self: KeptMessages, key: Key, _: DLSN, now_s: float) -> tuple[Sized, DLSN] | None:
+        return find(self, key, DLSN(2**63 - 1, 0, 0), now_s)
+
+    with patch.object(KeptMessages, "find", found):
         yield

@@ -114,7 +114,7 @@ def after(state: DeltaState, data: bytes, app_id: str) -> DeltaState | None:
                     position = place_of(int(what["version"]))
             elif kind != _NO_EFFECT:
                 return None
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (msgspec.MsgspecError, ValueError, LookupError, TypeError, AttributeError):
             return None
     # A file's add and remove in one commit, which no program makes, would hide its fate.
     if adds.keys() & gone:

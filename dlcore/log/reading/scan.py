@@ -257,7 +257,8 @@ class LogSnapshot:
     entry count of the last segment with readable entries, slot 0; or `first` if there is none.
     `schema` is that of a typed log, with every version that its entries have.  `removed_txid` is
     the highest transaction id of removed extents, as far as it is known.  `next_sequence_id` is the
-    sequence id of the record after the final extents.
+    sequence id of the record after the final extents.  `rewrites` counts how often stored extents
+    were replaced by others with the same records, or without those that were redacted.
     """
 
     log: str
@@ -271,6 +272,7 @@ class LogSnapshot:
     schema: LogSchema | None = None
     removed_txid: int = -1
     next_sequence_id: int = 0
+    rewrites: int = 0
 
     def __repr__(self) -> str:
         return (

@@ -172,6 +172,7 @@ class LogFollower:
             schema=await self._read_schema(),
             removed_txid=state.head.removed_txid,
             next_sequence_id=state.head.next_sequence_id,
+            rewrites=state.head.merges,
         )
         if first < snapshot.end and first != (canonical := snapshot.canonical(first)):
             return snapshot.starting_at(canonical)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from dlcore.base.clock import steady_s
 from dlcore.base.metrics import Durations, counter, gauge, histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from dlcore.base.metrics import Sample
 
@@ -59,6 +60,37 @@ EXPORT_AGE = gauge(
 EXPORT_EVERY = gauge(
     "autorecovery_export_every_seconds", "The setting `export_every_s`; only if `export` is set"
 )
+TIER_FAILING = gauge(
+    "autorecovery_tier_failing_logs",
+    "Logs with due segments that this process could not bring to their tier when it last tried, "
+    "and those that wait for the same store",
+)
+TIER_FAILING_FOR = gauge(
+    "autorecovery_tier_failing_seconds",
+    "Since the first failure in a row of the log that has failed longest; 0: none fails",
+)
+TIER_ERRORS = counter(
+    "autorecovery_tier_errors_total",
+    "Failures to bring due segments to a tier, by the error's class",
+    "kind",
+)
+TIER_ROUND = gauge(
+    "autorecovery_tier_round_seconds",
+    "Since the round of tiering in progress began; 0 between rounds",
+)
+TABLE_FAILING = gauge(
+    "autorecovery_table_failing_logs",
+    "Logs whose Delta or Iceberg table this process could not bring up to date when it last tried",
+)
+TABLE_FAILING_FOR = gauge(
+    "autorecovery_table_failing_seconds",
+    "Since the first failure in a row of the table that has failed longest; 0: none fails",
+)
+TABLE_ERRORS = counter(
+    "autorecovery_table_errors_total",
+    "Failures to bring a log's table up to date, by the error's class",
+    "kind",
+)
 TIMES = histogram("autorecovery_repair_seconds", "A repair of a ledger that finished")
 
 METRICS = (
@@ -76,10 +108,58 @@ METRICS = (
     HOLES,
     EXPORT_AGE,
     EXPORT_EVERY,
+    TIER_FAILING,
+    TIER_FAILING_FOR,
+    TIER_ERRORS,
+    TIER_ROUND,
+    TABLE_FAILING,
+    TABLE_FAILING_FOR,
+    TABLE_ERRORS,
     TIMES,
     BEHIND,
 )
 """The metrics of auto-recovery, in the order of the documentation."""
+
+
+@dataclass(slots=True)
+class LogFailures:
+    """The logs for which one kind of work fails, and all its errors since the start.
+
+    Only numbers are exported: a label for each log would let a scrape cost more and more.
+    """
+
+    errors: Counter[str] = field(default_factory=Counter)
+    """Errors by their class."""
+    _since_s: dict[str, float] = field(default_factory=dict)
+    """When the first failure in a row was, by log id, as `steady_s` tells."""
+
+    def failed(self, log_id: str, error: Exception) -> None:
+        """Count a failure of a log."""
+        self.errors[type(error).__name__] += 1
+        self.waits(log_id)
+
+    def waits(self, log_id: str) -> None:
+        """Note that a log waits for what failed for another one."""
+        self._since_s.setdefault(log_id, steady_s())
+
+    def ended(self, log_id: str) -> None:
+        """Note that the work went well for a log, or that there is none."""
+        self._since_s.pop(log_id, None)
+
+    def forget_others(self, log_ids: Collection[str]) -> None:
+        """Forget the logs that are not among these."""
+        self._since_s = {each: since for each, since in self._since_s.items() if each in log_ids}
+
+    @property
+    def logs(self) -> int:
+        """Number of logs for which the work fails."""
+        return len(self._since_s)
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds since the first failure of the log that has failed longest; 0: none fails."""
+        first_s = next(iter(self._since_s.values()), None)  # logs are in the order of failing
+        return 0.0 if first_s is None else steady_s() - first_s
 
 
 @dataclass(slots=True)
@@ -107,6 +187,10 @@ class RecoveryFigures:
     exported_s: float | None = None
     """When the newest export was made, as `steady_s` tells; None: none is to be made."""
     export_every_s: float = 0.0
+    tier: LogFailures = field(default_factory=LogFailures)
+    table: LogFailures = field(default_factory=LogFailures)
+    tier_round_s: float | None = None
+    """When the round of tiering in progress began, as `steady_s` tells; None: none is."""
     lags: dict[str, dict[str, float]] = field(default_factory=dict)
     """Seconds by which subscribers are behind, by log and subscriber."""
 
@@ -129,6 +213,16 @@ class RecoveryFigures:
         if self.exported_s is not None:
             yield EXPORT_AGE.of(max(0.0, steady_s() - self.exported_s))
             yield EXPORT_EVERY.of(self.export_every_s)
+        yield TIER_FAILING.of(self.tier.logs)
+        yield TIER_FAILING_FOR.of(self.tier.longest_s)
+        for kind, count in self.tier.errors.items():
+            yield TIER_ERRORS.of(count, kind)
+        began_s = self.tier_round_s
+        yield TIER_ROUND.of(0.0 if began_s is None else steady_s() - began_s)
+        yield TABLE_FAILING.of(self.table.logs)
+        yield TABLE_FAILING_FOR.of(self.table.longest_s)
+        for kind, count in self.table.errors.items():
+            yield TABLE_ERRORS.of(count, kind)
         yield TIMES.of(self.repair_times)
         lags = ((s, log, name) for log, each in self.lags.items() for name, s in each.items())
         for seconds, log, name in heapq.nlargest(_FURTHEST, lags):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.metadata.port import Versioned
+    from dlcore.ops.autorecovery.metrics import RecoveryFigures
     from dlcore.ops.upkeep.config import UpkeepConfig
     from dlcore.ops.upkeep.table_keeper import TableKeeper
     from dlcore.ops.upkeep.tier_visits import Look, TierRule
@@ -59,6 +60,7 @@ class TierRounds:
         owner: the owner of the ledgers that are being filled.
         config: how much at a time, and the namespace's own tier.
         lock: takes a lock by name, and yields whether it was free.
+        figures: the figures of the process.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class TierRounds:
         owner: StagingOwner,
         config: UpkeepConfig,
         lock: Callable[[str], AbstractAsyncContextManager[bool]],
+        figures: RecoveryFigures,
     ) -> None:
         self._context = context
         self._owner = owner
         self._wanted = config
         self._lock = lock
+        self._figures = figures
         self._use(replace(config, tier=""))
         self._visits = TierVisits()
         self._features = ClusterFeatures(context.store, context.paths)
@@ -128,7 +132,9 @@ class TierRounds:
             )
             for index, (node, log) in enumerate(some):
                 found, before = None, troubles.count
-                with troubles.isolated(f"tiering log {log.name}"):
+                with troubles.isolated(
+                    f"tiering log {log.name}", partial(self._figures.tier.failed, log.log_id)
+                ):
                     head, settings = nodes[2 * index : 2 * index + 2]
                     found = await self._look(node, log, head, settings, is_early=is_early)
                     if found is not None and found.rule.url not in away:
@@ -139,6 +145,8 @@ class TierRounds:
                     self._visits.come_last(node)
                 elif found is not None and is_away:
                     away[found.rule.url] += 1
+                    if found.look.lssn is not None:
+                        self._figures.tier.waits(log.log_id)
                 if is_early and (is_away or has_failed):
                     self._visits.waits(node, math.inf)
         for url, others in away.items():
@@ -167,7 +175,10 @@ class TierRounds:
                 log = None if node is None else _log_in(kind, path, node)
                 if log is not None:
                     self._visits.add(path, log)
-        self._tierer.forget_others(self._visits.end())
+        log_ids = self._visits.end()
+        self._tierer.forget_others(log_ids)
+        self._figures.tier.forget_others(log_ids)
+        self._figures.table.forget_others(log_ids)
 
     async def _look(
         self,
@@ -184,12 +195,17 @@ class TierRounds:
             at = logs.head_of(log, head)
             known = logs.settings_of(log, settings)
             rule = rule_of(known, self._config)
+            if rule is None or known.table is None:
+                self._figures.table.ended(log.log_id)
             if rule is None:
+                self._figures.tier.ended(log.log_id)
                 return None
             look = await self._tierer.look(at, rule)
         except LogNotFoundError:
             self._visits.forget(node)  # its name may be that of another log by now
             return None
+        if look.lssn is None:
+            self._figures.tier.ended(log.log_id)
         work = _Work(node, log, rule, look, has_table=known.table is not None)
         if is_early:  # a round decides when the table is looked at again
             return None if look.lssn is None else work
@@ -202,20 +218,26 @@ class TierRounds:
 
         `away` are the tiers whose stores failed, and how many logs wait for them.
         """
-        log, count = work.log, 0
+        log, count, figures = work.log, 0, self._figures
         async with self._lock(log.log_id) as is_ours:
             if not is_ours:
                 return 0
-            with troubles.isolated(f"tiering log {log.name}"):
+            with troubles.isolated(
+                f"tiering log {log.name}", partial(figures.tier.failed, log.log_id)
+            ):
                 try:
                     count = 0 if work.look.lssn is None else await self._tierer.tier(log)
+                    figures.tier.ended(log.log_id)
                 except ObjectStoreError:
                     away[work.rule.url] = 0
                     raise
             if work.has_table and work.rule.url not in away:
-                with troubles.isolated(f"the table of log {log.name}"):
+                with troubles.isolated(
+                    f"the table of log {log.name}", partial(figures.table.failed, log.log_id)
+                ):
                     self._visits.looked(work.node, next_ms=0)  # again soon, unless it goes well
                     await self._tables.follow(log)
+                    figures.table.ended(log.log_id)
                     if not self._tables.is_comparing(log):
                         self._visits.looked(work.node, next_ms=work.look.next_ms)
         return count

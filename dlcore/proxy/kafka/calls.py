@@ -340,7 +340,13 @@ class Calls:
             has_headers=shared.config.kafka_headers,
         )
         reading = Reading(
-            log=log, view=view, start=start, end=_ENDLESS, known_end=snapshot.end, follow=True
+            log=log,
+            view=view,
+            start=start,
+            end=_ENDLESS,
+            known_end=snapshot.end,
+            follow=True,
+            rewrites=snapshot.rewrites,
         )
         feed = Feed(
             reading,

@@ -1,7 +1,8 @@
 """The delivery of records to one reader: older ones from bookies, the latest from the log's ring.
 
 The state of a reader is its position, and the message that is being sent.  If the position is
-before the ring, a reader of `dlcore` catches up with it.  The number of such readers is bounded.
+before the ring, the reader gets the messages that are kept from there on, and where none is, a
+reader of `dlcore` catches up with the ring.  The number of such readers is bounded.
 If a client receives nothing for a while, or for a shorter while if others wait, it gives its reader
 up, and gets another one when it receives again.
 """
@@ -21,6 +22,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.metrics import Durations
 from dlcore.base.places import Places
 from dlcore.proxy.reading.awaited import first_not_less
+from dlcore.proxy.reading.kept import Series
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.ring import fetched
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.base.records import NotLessThan
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
+    from dlcore.proxy.reading.kept import KeptMessages
     from dlcore.proxy.reading.outgoing import Send
     from dlcore.proxy.reading.ring import Fetched, Ring, RingReader
     from dlcore.proxy.reading.rows import View
@@ -55,7 +58,15 @@ class Reading:
     known_end: DLSN
     """The log's end, as far as it is known: what is before it is readable."""
     follow: bool
+    rewrites: int = 0
+    """How often extents of the log had been replaced when `start` was looked up."""
     awaited: NotLessThan | None = None
+
+    @property
+    def series(self) -> Series:
+        """The messages into which readers like this one divide the log."""
+        schema = self.view.schema.serialize().to_pybytes()
+        return Series(self.log.log_id, self.log.name, schema, self.rewrites)
 
 
 class Deliveries:
@@ -64,17 +75,28 @@ class Deliveries:
     Args:
         followed: the logs that the proxy follows.
         outgoing: the messages in transit to readers.
+        kept: the messages of older records that are kept for the next readers.
         catching_up_max: most readers of older records at once; each reads ahead.
     """
 
-    def __init__(self, followed: FollowedLogs, outgoing: Outgoing, *, catching_up_max: int) -> None:
+    def __init__(
+        self,
+        followed: FollowedLogs,
+        outgoing: Outgoing,
+        kept: KeptMessages,
+        *,
+        catching_up_max: int,
+    ) -> None:
         self._followed = followed
         self._outgoing = outgoing
+        self._kept = kept
         self._turns = Places(catching_up_max)
         self.times = Durations()
         """Times of messages from rings, from the arrival of their records until they are sent."""
         self.catch_up_messages = 0
         """Messages of older records, which were read from bookies for one client."""
+        self.kept_messages = 0
+        """Messages of older records, which another client had been sent before."""
         self.catching_up = 0
         """Clients that are behind the rings now."""
 
@@ -180,11 +202,19 @@ class Deliveries:
 
     async def _caught_up(self, reading: Reading, position: DLSN, end: DLSN, send: Send) -> None:
         has_taken = is_empty = False
+        series = reading.series
         while position < end:
             until = end
             # Without an entry at this position, as behind a segment's last one, look further.
             if self._outgoing.is_short and not has_taken and not is_empty:
                 until = min(end, DLSN(position.lssn, position.entry_id + 1, 0))
+            kept = self._kept.find((series, position), until, steady_s())
+            if kept is not None:
+                message, position = kept
+                await self._outgoing.send(send, message)
+                self.kept_messages += 1
+                has_taken, is_empty = True, False
+                continue
             is_empty = True
             sending: asyncio.Future[None] | None = None
             try:
@@ -196,6 +226,8 @@ class Deliveries:
                     left = TURN_BYTES
                     async for message, reached in messages:
                         is_empty = False
+                        if reached <= until:  # else it has a part of these records
+                            self._kept.keep((series, position), message, reached, steady_s())
                         position = reached
                         sending = await self._outgoing.begin(send, message)
                         self.catch_up_messages += 1

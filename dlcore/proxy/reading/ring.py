@@ -2,7 +2,8 @@
 
 Each followed log has a ring of runs.  A run has consecutive entries, framed once for the wire; all
 readers share the same object.  A reader holds only the index of its next run.  All rings share one
-budget of bytes.  Beyond the budget the oldest run of all rings is dropped.  A run that some reader
+budget of bytes; what they do not use of it keeps messages of older records
+(`kept.py`).  Beyond the budget the oldest run of all rings is dropped.  A run that some reader
 of its ring has not passed yet is first moved behind all others, at most five times.  A ring drops
 only its first runs, so that it never has a gap.  A reader whose next run was dropped is `behind`:
 it reads from bookies until it joins the ring again.  Therefore a stalled reader costs other readers
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.base.config import require
 from dlcore.base.errors import UnexpectedError
 from dlcore.base.ids import DLSN
+from dlcore.proxy.reading.kept import KeptMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +72,7 @@ class Run:
 
 
 class RingBudget:
-    """The bytes that all rings of a process may keep."""
+    """The bytes that all rings of a process may keep; what they leave is for older messages."""
 
     def __init__(self, bytes_max: int) -> None:
         require(
@@ -78,6 +80,7 @@ class RingBudget:
         )
         self.bytes_max = bytes_max
         self.size_bytes = 0
+        self.older = KeptMessages(bytes_max)
         self._kept: OrderedDict[tuple[Ring, int], int] = OrderedDict()
         """Each run in the order of removal, and how often it was kept for a reader."""
 
@@ -103,10 +106,15 @@ class RingBudget:
                 self._kept.move_to_end(oldest)
             else:
                 oldest[0]._drop_through(oldest[1])
+        self._leave_the_rest()
 
     def _forget(self, ring: Ring, index: int, size_bytes: int) -> None:
         del self._kept[ring, index]
         self.size_bytes -= size_bytes
+        self._leave_the_rest()
+
+    def _leave_the_rest(self) -> None:
+        self.older.resize(max(0, self.bytes_max - self.size_bytes))
 
 
 class Ring:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlcore.backends.direct.log import DirectLog
+from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
@@ -126,12 +127,15 @@ class ReadPath:
         self._membership = membership
         self._log_config = replace(namespace.log_context.config, read_ahead_bytes=READ_AHEAD_BYTES)
         self.followed = FollowedLogs(RingBudget(config.ring_bytes_max))
-        self._relief = Relief(namespace.log_context.ledgers.forget_free_memory)
+        self._relief = Relief(self._forget)
         self.outgoing = Outgoing(
             config.sending_bytes_max, on_use=self._relief.used, on_full=self._relief.needed
         )
         self.deliveries = Deliveries(
-            self.followed, self.outgoing, catching_up_max=config.catching_up_max
+            self.followed,
+            self.outgoing,
+            self.followed.budget.older,
+            catching_up_max=config.catching_up_max,
         )
 
     def configure(self, config: ProxyConfig) -> None:
@@ -139,6 +143,14 @@ class ReadPath:
         self.followed.budget.resize(config.ring_bytes_max)
         self.outgoing.resize(config.sending_bytes_max)
         self.deliveries.resize(config.catching_up_max)
+
+    def _forget(self) -> None:
+        """Free what is kept for later: buffers, and older messages whose time is over."""
+        older = self.followed.budget.older
+        older.expire(steady_s())
+        if older:
+            self._relief.used()  # the time of the others will be over as well
+        self._namespace.log_context.ledgers.forget_free_memory()
 
     async def aclose(self) -> None:
         """Stop following all logs."""
@@ -253,6 +265,7 @@ class ReadPath:
             end=end,
             known_end=snapshot.end,
             follow=ticket.follow,
+            rewrites=snapshot.rewrites,
             awaited=awaited,
         )
         return _Asked(ticket, snapshot, reading)

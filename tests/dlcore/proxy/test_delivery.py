@@ -11,6 +11,7 @@ from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.proxy.reading import delivery
 from dlcore.proxy.reading.delivery import Deliveries, Reading
+from dlcore.proxy.reading.kept import KeptMessages
 from dlcore.proxy.reading.outgoing import Outgoing
 from dlcore.proxy.reading.rows import RowView
 from tests.dlcore.proxy.test_runs import entry, values
@@ -24,7 +25,7 @@ VIEW = RowView("a", None, ["dlsn", "value"])
 class Log:
     """A log whose readers get its entries in these portions."""
 
-    name = "a"
+    name = log_id = "a"
 
     def __init__(self, portions: list[list[EntryRows]], first: DLSN = DLSN.INITIAL) -> None:
         self.portions = portions
@@ -68,7 +69,7 @@ def messages(log: Log, end: DLSN) -> list[bytes]:
     reading = Reading(
         log=cast("Any", log), view=VIEW, start=DLSN.INITIAL, end=end, known_end=end, follow=False
     )
-    deliveries = Deliveries(cast("Any", None), Outgoing(1), catching_up_max=1)
+    deliveries = Deliveries(cast("Any", None), Outgoing(1), KeptMessages(0), catching_up_max=1)
     asyncio.run(deliveries.deliver(reading, send))
     return got
 

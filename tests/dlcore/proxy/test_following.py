@@ -12,6 +12,7 @@ from dlcore.base.errors import LedgerReadError
 from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
+from dlcore.proxy.reading.kept import KeptMessages
 from dlcore.proxy.reading.outgoing import Outgoing
 from dlcore.proxy.reading.ring import RUN_BYTES, RingBudget
 from dlcore.proxy.reading.rows import RowView
@@ -100,7 +101,7 @@ async def _followed(
     """Let clients follow a log until they have the entries before `end`."""
     log = GrowingLog()
     followed = FollowedLogs(RingBudget(1 << 20))
-    deliveries = Deliveries(followed, Outgoing(1 << 20), catching_up_max=1)
+    deliveries = Deliveries(followed, Outgoing(1 << 20), KeptMessages(0), catching_up_max=1)
     reading = Reading(
         log=cast("Any", log),
         view=VIEW,

@@ -10,6 +10,7 @@ from dlcore.base.errors import DLError
 from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
+from dlcore.proxy.reading.kept import KeptMessages
 from dlcore.proxy.reading.outgoing import Outgoing
 from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
@@ -58,7 +59,7 @@ def test_an_entry_that_was_never_confirmed_is_never_sent() -> None:
                 follow=True,
             )
             followed = FollowedLogs(RingBudget(1 << 20))
-            deliveries = Deliveries(followed, Outgoing(1 << 20), catching_up_max=1)
+            deliveries = Deliveries(followed, Outgoing(1 << 20), KeptMessages(0), catching_up_max=1)
             delivering = asyncio.create_task(deliveries.deliver(reading, send))
             await until(lambda: bool(got) or delivering.done())
 

@@ -17,6 +17,7 @@ from dlcore.base.records import LogRecord
 from dlcore.metadata import cluster_features
 from dlcore.metadata.cluster_settings import ClusterSettingsStore
 from dlcore.metadata.port import ANY_VERSION, Put
+from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.live_settings import require_allowed
 from dlcore.ops.upkeep import worker as upkeep_worker
 from dlcore.ops.upkeep.config import UpkeepConfig
@@ -311,7 +312,8 @@ def test_a_log_whose_objects_are_refused_delays_no_other() -> None:
     """Its folder is full or read-only, say: the others of its tier wait for one round."""
 
     async def body(scene: TierScene) -> None:
-        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
+        figures = RecoveryFigures()
+        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60), figures)
         logs = [await tiered_log(scene, name, 0) for name in ("first", "second")]
         for log in logs:
             await complete_segment(log)
@@ -334,17 +336,20 @@ def test_a_log_whose_objects_are_refused_delays_no_other() -> None:
         assert [await cold_segments(log) for log in logs] == [[True], [True]]
         assert [each.partition(":")[0] for each in troubles.found] == ["tiering log clicks"]
         assert not any(await cold_segments(scene.log))
+        assert figures.tier.logs == 1
         await worker.tier()
         assert await is_cold(scene) == [True]
+        assert (figures.tier.logs, figures.tier.longest_s) == (0, 0.0)
 
     on_tier_scene(body, appends=1)
 
 
 def test_a_store_that_refuses_all_is_reported_with_the_logs_that_wait() -> None:
-    """It is asked for one log in a round, each time for another."""
+    """It is asked for one log in a round, each time for another; deleted logs are forgotten."""
 
     async def body(scene: TierScene) -> None:
-        worker = LogUpkeep.of(scene.merging, replace(CONFIG_OF_TIERS, tier_interval_s=60))
+        figures = RecoveryFigures()
+        worker = LogUpkeep.of(scene.merging, replace(OF_ALL, tier_interval_s=60), figures)
         for name in ("first", "second"):
             await complete_segment(await tiered_log(scene, name, 0))
         scene.pass_time()
@@ -357,7 +362,16 @@ def test_a_store_that_refuses_all_is_reported_with_the_logs_that_wait() -> None:
             log, others = troubles.found
             assert others.startswith(f"2 more logs wait: ObjectStoreError: {TIER} failed before")
             asked.append(log.partition(":")[0].removeprefix("tiering log "))
+            assert figures.tier.logs == 3
         assert sorted(asked) == ["clicks", "first", "second"]
+        assert figures.tier.errors == {"ObjectStoreError": 3}
+        assert figures.tier.longest_s > 0
+        await (await scene.namespace.open_log("first")).delete()
+        second = await scene.namespace.open_log("second")
+        await second.update_settings(tier="none")
+        await scene.merging.log_context.store.sync("/")
+        await worker.tier()
+        assert figures.tier.logs == 1
 
     on_tier_scene(body, appends=1)
 
