@@ -383,7 +383,7 @@ def the_newest_file_is_not_noted() -> Iterator[None]:
 
     with (
         patch.object(replay_module, "note_newest", nothing),
-        patch("bookie.files.commit_driver.note_newest", nothing),
+        patch("bookie.files.entry_log.note_newest", nothing),
     ):
         yield
 
