@@ -18,7 +18,7 @@ from dlcore.base.features import COLD_SEGMENTS
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, LogMetadata, RetainedLog
 from dlcore.log.upkeep.removal import listed_log
-from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.binding import ClusterFeatures
 from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode_or_tell
 from dlcore.ops.upkeep.tier_visits import TierVisits, rule_of
