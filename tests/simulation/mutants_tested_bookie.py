@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bookie.files.log_state import LedgerState, Location
-    from bookie.space.budget import Claim
+    from bookie.storage.space import Claim
     from dlcore.wire.messages import Update
 
 
