@@ -244,7 +244,7 @@ class TierRounds:
 
 
 def _log_in(kind: type[LogKey], path: str, node: Versioned) -> LogKey | None:
-    """Return the log of a node; None if the node of its name is damaged, of which others tell."""
+    """Return the log of a node; None if the node of its name is damaged, which others report."""
     if kind is RetainedLog:
         return listed_log(kind, path, node)
     found = decode_or_tell(kind, node, source=path, tell=partial(logger.info, "not tiered: %s"))
