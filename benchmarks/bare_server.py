@@ -22,7 +22,7 @@ import crc32c
 import numpy as np
 import uvloop
 
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -270,5 +270,5 @@ async def serve(folder: Path, server_class: type[BareServer] = BareServer) -> No
 
 
 if __name__ == "__main__":
-    kept_memory.keep_what_is_freed()
+    server_process.keep_what_is_freed()
     uvloop.run(serve(Path(sys.argv[1])))

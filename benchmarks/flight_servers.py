@@ -33,7 +33,7 @@ import uvloop
 
 from benchmarks.bare_server import CHUNK_BYTES, Ask, BareClient
 from dlcore.backends.direct.namespace import open_namespace
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 from dlcore.base.config import LogConfig, QuorumConfig
 
 if TYPE_CHECKING:
@@ -356,5 +356,5 @@ async def serve(kind: str, uri: str | None) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
-    kept_memory.keep_what_is_freed()
+    server_process.keep_what_is_freed()
     uvloop.run(serve(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None))

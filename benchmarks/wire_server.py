@@ -20,7 +20,7 @@ from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
 from bookie.serving.service import BookieService
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import MIB
 from dlcore.base.ids import BookieId
@@ -46,7 +46,7 @@ async def serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    kept_memory.keep_what_is_freed()
+    server_process.keep_what_is_freed()
     with (
         patch.object(os, "fdatasync", lambda _descriptor: None),
         patch.object(os, "RWF_DSYNC", 0),

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING
 from bookie.disks.port import DiskFullError
 from bookie.server import BookieServer
 from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
-from dlcore.base import event_loop, kept_memory
+from dlcore.base import event_loop, server_process
 from dlcore.base.access.zookeeper import ZK_KEYS
 from dlcore.base.background import BackgroundTasks, side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import BookieStorageError, ConfigurationError, DLError
 from dlcore.base.log_lines import Process, log_to_stderr, set_log_level
-from dlcore.base.reconfiguring import next_configuration, tell_left
-from dlcore.base.self_report import report_oneself
+from dlcore.base.server_process import next_configuration, report_oneself, tell_left
 from dlcore.base.settings import configuration_file, options_of, read_settings
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
@@ -76,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     process = Process("bookie", config.name)
     report_oneself(process, config.options)
     log_to_stderr(process, log_format=config.log_format, log_level=config.log_level)
-    kept_memory.keep_what_is_freed()
+    server_process.keep_what_is_freed()
     read_again = partial(_read_config, options) if file else None
     # uvloop, because an append crosses five event loops on its way to three bookies and back.
     return event_loop.run(_run(config, watch_parent=watch_parent, read_again=read_again))
@@ -194,7 +193,7 @@ async def _serve(
     )
     try:
         async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
-            kept_memory.collect_what_is_new()
+            server_process.collect_what_is_new()
             incarnation = server.bookie.incarnation
             _say(f"bookie {config.name} (incarnation {incarnation}) serving on {server.address}\n")
             following = BackgroundTasks()

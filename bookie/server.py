@@ -24,8 +24,8 @@ from bookie.membership.repair import Repairer
 from bookie.serving import metrics
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
-from bookie.space.budget import SpaceReport
 from bookie.storage.ledger_storage import LedgerStorage
+from bookie.storage.space import SpaceReport
 from bookie.storage.status import StorageState
 from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector

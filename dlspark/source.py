@@ -139,7 +139,7 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
             "rows to overwrite; use append, or write log by log"
         )
     from dlspark.sessions import find_schemas, find_unsealed, require_logs
-    from dlspark.typed_write import prepare_typed, writes_typed
+    from dlspark.typed import prepare_typed, writes_typed
     from dlspark.workers import freeze_imports
 
     freeze_imports()

@@ -32,7 +32,7 @@ from bookie.config import (
 )
 from bookie.server_config import BookieConfig
 from dlcore.backends.direct import namespace
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.config import (
     LedgerClientConfig,
@@ -276,7 +276,7 @@ def test_programs_take_how_bookies_are_talked_to(
         raise DLError("not now")
 
     monkeypatch.setattr(namespace, "open_namespace", open_namespace)
-    monkeypatch.setattr(kept_memory, "keep_what_is_freed", lambda: None)
+    monkeypatch.setattr(server_process, "keep_what_is_freed", lambda: None)
     monkeypatch.setenv("DLOG_URI", URI)
     monkeypatch.setenv("DLOG_LEDGER_CLIENT_READ_TIMEOUT_S", "40")
     monkeypatch.setenv("DLOG_LEDGER_CLIENT_QUARANTINE_FAILURES_MIN", "8")
@@ -344,7 +344,7 @@ def test_a_proxy_takes_line_variable_and_file(
         taken.append(config)
 
     monkeypatch.setattr(proxy, "_serve", serve)
-    monkeypatch.setattr(kept_memory, "keep_what_is_freed", lambda: None)
+    monkeypatch.setattr(server_process, "keep_what_is_freed", lambda: None)
     monkeypatch.setenv("DLOG_PROXY_LOGS_MAX", "6")
     monkeypatch.setenv("DLOG_PROXY_CALLS_MAX", "7")
     file = tmp_path / "dlog.toml"

@@ -11,6 +11,7 @@ import yaml
 
 from dlcore.base.config import LogSettings
 from dlcore.base.listening.operator_port import ENTRANCES
+from dlcore.ops.live_settings import is_live
 from tests.fixtures.alerts import RULES
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.runbook import FOLDER, HOST, PORTS, commands_of, part_of
@@ -28,7 +29,8 @@ def test_each_alert_has_its_page_and_its_rehearsal() -> None:
     """No page is of an alert that is gone; the list of alerts links to each."""
     assert {path.stem for path in FOLDER.glob("*.md")} == set(ANNOTATIONS)
     listed = (REPOSITORY / "docs" / "alerts.md").read_text(encoding="utf-8")
-    rehearsed = (Path(__file__).parent / "integration" / "test_alerts.py").read_text()
+    rehearsals = (Path(__file__).parent / "integration").glob("test_*alerts.py")
+    rehearsed = "".join(each.read_text(encoding="utf-8") for each in rehearsals)
     for alert, texts in ANNOTATIONS.items():
         assert texts["runbook_url"] == f"docs/runbook/{alert}.md"
         assert listed.count(f"[{alert}](runbook/{alert}.md)") == 1
@@ -67,5 +69,9 @@ def test_a_page_names_commands_that_exist(alert: str) -> None:
         for word in words:
             unit = word.startswith("dlog-") and program in ("systemctl", "journalctl")
             assert not unit or word in UNITS, line
-    settings = re.findall(r"--(?:un)?set ([a-z_]+)", page)
-    assert set(settings) <= set(LogSettings.__struct_fields__)
+    settings = set(re.findall(r"--(?:un)?set ([a-z_.]+)", page))
+    of_clusters = {each for each in settings if "." in each}
+    assert settings - of_clusters <= set(LogSettings.__struct_fields__)
+    for each in of_clusters:
+        table, key = each.split(".")
+        assert is_live(table, key)

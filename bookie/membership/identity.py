@@ -30,7 +30,7 @@ from dlcore.base.errors import (
     NodeExistsError,
 )
 from dlcore.ledger.metadata.values import BookieCookie, BookieRegistration
-from dlcore.metadata.changing import change_node
+from dlcore.metadata.one_node import change_node
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlcore.base.access.capability import EVERYTHING, LedgerRight
+from dlcore.base.access.capability import EVERYTHING, Kept, LedgerRight
 from dlcore.base.access.client_names import names_in
-from dlcore.base.access.holding import Kept
 from dlcore.base.errors import AccessDeniedError, BookieAccessDeniedError
 from dlcore.wire.capabilities import reach_of, reach_of_add, reach_of_adds
 

@@ -17,8 +17,8 @@ from bookie.serving.connection import Connection, Shared
 from bookie.serving.session import Bounds
 from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 from dlcore.base.config import MIB
-from dlcore.base.kept_memory import give_back_what_is_free
 from dlcore.base.listening.listener import Listener
+from dlcore.base.server_process import give_back_what_is_free
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:

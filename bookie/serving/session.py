@@ -710,7 +710,7 @@ class Streams:
             self.enqueue(stream)
 
     def note_sent(self, message: Lac | Held | Chunk | Update) -> list[Effect]:
-        """Close the stream of which this message is the last, if it is of one."""
+        """Close a stream if this message is its last one."""
         is_last = isinstance(message, Chunk) and message.is_last
         return self.close(message.request_id) if is_last and message.request_id in self.open else []
 

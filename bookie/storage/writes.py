@@ -20,8 +20,8 @@ import numpy as np
 
 from bookie.files.log_state import check_id
 from bookie.membership.given_ids import GivenIds, Need
-from bookie.space.budget import Claim
-from bookie.space.room import run_room_bytes
+from bookie.storage.space import Claim
+from bookie.storage.status import run_room_bytes
 from dlcore.base.background import BackgroundTasks, failed, outcome_of, reported_to_callers
 from dlcore.base.errors import (
     BadRequestError,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import DLError, NoNodeError
 from dlcore.ledger.metadata.values import Erased, Erasure
-from dlcore.metadata.changing import change_node
+from dlcore.metadata.one_node import change_node
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ class GarbageReport:
     held: str
     """Description of the ledgers that the brake holds back, and for how long; empty if none."""
     waiting: frozenset[int] = frozenset()
-    """Ledgers that look deleted, and of which that is not proven yet."""
+    """Ledgers that look deleted, without a proof yet."""
 
 
 class _Suspicion(NamedTuple):
@@ -57,7 +57,7 @@ class GarbageJudge:
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Ledgers that look deleted, and of which that is not proven yet."""
+        """Ledgers that look deleted, without a proof yet."""
         return frozenset(self._suspicions)
 
     def judge(

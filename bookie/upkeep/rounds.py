@@ -147,7 +147,7 @@ class Upkeep:
     ) -> tuple[str, frozenset[int]]:
         """Remove every byte of ledgers that are gone; return why some are left, or nothing.
 
-        `collect` finds the ledgers that are gone.  Those of which that is not proven yet are
+        `collect` finds the ledgers that are gone.  Those without a proof yet are
         returned, too, and given as `awaited` to the next call, because in a busy cluster there are
         others by then.  The file that takes records is sealed, each file
         with anything of these ledgers is compacted, however little that is, and no space is kept

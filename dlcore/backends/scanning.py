@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
 from dlcore.backends.direct.scanning import scan_part
 from dlcore.backends.opening import is_endpoint
-from dlcore.base.access.holding import CarriedPurse
+from dlcore.base.access.capability import CarriedPurse
 from dlcore.base.access.zookeeper import EVERYBODY
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
@@ -41,33 +41,33 @@ if TYPE_CHECKING:
 _Closer = Callable[[], Coroutine[Any, Any, None]]
 
 
-class ScanClients:
-    """Connections for scans, kept from one scan to the next; used on one event loop."""
+class LedgerClients:
+    """Clients that read ledgers as plans describe them: without a metadata store.
+
+    Args:
+        config: of the clients of bookies.
+        tls: certificates for new connections; None: no encryption.
+        on_opened: gets what closes each connection that is opened.
+    """
 
     def __init__(
         self,
-        config: LedgerClientConfig | None = None,
-        *,
-        tls: TlsFiles | None = None,
-        token: Token | None = None,
-        zookeeper: ZooKeeperAccess | None = None,
-        encryption_keys: str | None = None,
+        config: LedgerClientConfig,
+        tls: TlsFiles | None,
+        on_opened: Callable[[_Closer], None],
     ) -> None:
-        self._config = config or LedgerClientConfig()
+        self._config = config
         self._tls = tls
-        self._token = token
-        self._zookeeper = zookeeper or EVERYBODY
-        self._keys_at = encryption_keys
-        self._keys: EncryptionKeys | None = None
+        self._on_opened = on_opened
         self._addresses: dict[BookieId, str] = {}
         self._purse = CarriedPurse()
-        self._cold = ColdLedgers(config=self._config)
+        self._cold = ColdLedgers(config=config)
         # With and without capabilities: a range without them does not use those of another.
         self._clients: dict[tuple[str, bool], LedgerClient] = {}
-        self._namespaces: dict[tuple[str, bool], DirectNamespace] = {}
-        self._endpoints: dict[str, FlightNamespace] = {}
-        self._opening = asyncio.Lock()
-        self._closers: list[_Closer] = []
+
+    def clear(self) -> None:
+        """Forget all clients, which are closed."""
+        self._clients = {}
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
         """Return a client that needs only ledger metadata; it uses the latest addresses."""
@@ -108,7 +108,8 @@ class ScanClients:
                 cold=self._cold,
             )
             self._clients[key] = client
-            self._closers += [client.aclose, bookies.aclose]
+            self._on_opened(client.aclose)
+            self._on_opened(bookies.aclose)
         return client
 
     async def _resolve(self, bookie: BookieId) -> str:
@@ -118,6 +119,31 @@ class ScanClients:
                 f"bookie {bookie} was not registered when scans were planned"
             )
         return address
+
+
+class ScanClients:
+    """Connections for scans, kept from one scan to the next; used on one event loop."""
+
+    def __init__(
+        self,
+        config: LedgerClientConfig | None = None,
+        *,
+        tls: TlsFiles | None = None,
+        token: Token | None = None,
+        zookeeper: ZooKeeperAccess | None = None,
+        encryption_keys: str | None = None,
+    ) -> None:
+        self._config = config or LedgerClientConfig()
+        self._tls = tls
+        self._token = token
+        self._zookeeper = zookeeper or EVERYBODY
+        self._keys_at = encryption_keys
+        self._keys: EncryptionKeys | None = None
+        self._namespaces: dict[tuple[str, bool], DirectNamespace] = {}
+        self._endpoints: dict[str, FlightNamespace] = {}
+        self._opening = asyncio.Lock()
+        self._closers: list[_Closer] = []
+        self.ledgers = LedgerClients(self._config, tls, self._closers.append)
 
     async def fresh_context(self, uri: str) -> LogContext:
         """Return the adapters of the namespace at `uri`, to read the current metadata."""
@@ -170,8 +196,10 @@ class ScanClients:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        closers, self._closers = self._closers, []
-        self._clients, self._namespaces, self._endpoints = {}, {}, {}
+        closers = list(self._closers)
+        self._closers.clear()
+        self.ledgers.clear()
+        self._namespaces, self._endpoints = {}, {}
         self._keys = None
         async with AsyncExitStack() as steps:  # even if one of them fails
             for closer in reversed(closers):
@@ -241,8 +269,8 @@ def _scan_bookies(
 ) -> AsyncGenerator[ScanRun, None]:
     place = part.cluster_id, part.addresses
     if part.capabilities:
-        ledgers = clients.carrying_client_of(*place, part.capabilities)
+        ledgers = clients.ledgers.carrying_client_of(*place, part.capabilities)
         context_of = clients.signing_context
     else:
-        ledgers, context_of = clients.client_of(*place), clients.fresh_context
+        ledgers, context_of = clients.ledgers.client_of(*place), clients.fresh_context
     return scan_part(part, ledgers, None if uri is None else partial(context_of, uri), keys)

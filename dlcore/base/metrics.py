@@ -2,7 +2,7 @@
 
 Nothing is computed until a caller asks: the code that works counts in plain attributes, and
 durations in fixed buckets (`Durations`); a source makes samples of them when it is scraped.
-`dlcore.base.exposition` turns samples into Prometheus' format.
+`exposition` turns samples into Prometheus' format, for registries of `prometheus_client` too.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import enum
 import heapq
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from dlcore.base.extras import missing_packages_explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
 
 BOUNDS_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -128,3 +131,68 @@ class TopRates:
             for name, total in totals.items()
         )
         return heapq.nlargest(self._count_max, rates, key=lambda each: (each[1], each[0]))
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class SampleCollector:
+    """A collector for a registry of `prometheus_client`: it asks its sources at each scrape.
+
+    Args:
+        metrics: the metrics that may occur.
+        sources: return the samples.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], *sources: Source) -> None:
+        with missing_packages_explained():
+            import prometheus_client.core  # noqa: F401  # fails now, and not at the first scrape
+        self._metrics = metrics
+        self._sources = sources
+
+    def describe(self) -> Iterator[Any]:
+        """Yield the empty families; a registry refuses two of one name."""
+        for each in self._metrics:
+            yield _family(each)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families with their samples."""
+        samples = [sample for source in self._sources for sample in source()]
+        families = {each: _family(each) for each in dict.fromkeys(s.metric for s in samples)}
+        for sample in samples:
+            _add(families[sample.metric], sample)
+        yield from families.values()
+
+
+def exposition(collectors: Iterable[SampleCollector]) -> bytes:
+    """Return what collectors have, with the figures of this process, in Prometheus' format."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    for each in collectors:
+        registry.register(each)
+    return generate_latest(registry)
+
+
+def _family(metric: Metric) -> Any:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    kinds = {
+        Kind.COUNTER: CounterMetricFamily,
+        Kind.GAUGE: GaugeMetricFamily,
+        Kind.HISTOGRAM: HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.text, labels=metric.labels)
+
+
+def _add(family: Any, sample: Sample) -> None:
+    value = sample.value
+    if isinstance(value, Durations):
+        family.add_metric(sample.labels, value.cumulative(), value.total_s)
+    else:
+        family.add_metric(sample.labels, value)

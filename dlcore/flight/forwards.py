@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlcore.base.access.principals import ANONYMOUS, Caller, Principal
+from dlcore.base.access.rights import ANONYMOUS, Caller, Principal
 from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.base.access.principals import Caller
-    from dlcore.base.access.rights import Right
+    from dlcore.base.access.rights import Caller, Right
 
 
 class Need(NamedTuple):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlcore.base.access.rights import Rule, Rules, changed
-from dlcore.metadata.changing import change_node
-from dlcore.metadata.following import NodeFollower
+from dlcore.metadata.one_node import NodeFollower, change_node
 from dlcore.metadata.stored import LAYOUT, decode, encode
 
 if TYPE_CHECKING:

@@ -16,22 +16,21 @@ from dlcore.base.access.capability import (
     KEY_BYTES,
     LIFETIME_S_MAX,
     SKEW_S,
+    OwnPurse,
     Signer,
     new_private_key,
 )
-from dlcore.base.access.holding import OwnPurse
 from dlcore.base.errors import (
     ConfigurationError,
     MetadataVersionError,
 )
-from dlcore.metadata.changing import change_node
-from dlcore.metadata.following import NodeFollower
+from dlcore.metadata.one_node import NodeFollower, change_node
 from dlcore.metadata.stored import LAYOUT, Count, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.base.access.holding import Purse
+    from dlcore.base.access.capability import Purse
     from dlcore.base.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned

@@ -14,8 +14,7 @@ import msgspec
 
 from dlcore.base.config import NEW_LOG_SETTINGS, LogSettings
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError
-from dlcore.metadata.changing import change_node
-from dlcore.metadata.following import NodeFollower
+from dlcore.metadata.one_node import NodeFollower, change_node
 from dlcore.metadata.stored import LAYOUT, decode, encode
 
 if TYPE_CHECKING:

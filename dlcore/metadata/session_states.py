@@ -17,7 +17,7 @@ class SessionStates:
     """The state of one session; used on its event loop.
 
     Args:
-        now: the state at first, of which no callback hears.
+        now: the first state, which no callback hears.
         figures: count the sessions that were lost.
     """
 

@@ -1,4 +1,4 @@
-"""The metadata store on ZooKeeper: the operations of the port, over a session."""
+"""The metadata store on ZooKeeper: the operations of the port, and the users of its nodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 from kazoo import exceptions as kazoo_errors
 
 from dlcore.base.access.zookeeper import EVERYBODY
+from dlcore.base.background import all_of
 from dlcore.base.config import SESSION_TIMEOUT_S
-from dlcore.base.errors import (
-    ConfigurationError,
-    MetadataError,
-    NodeExistsError,
-    NoNodeError,
-)
+from dlcore.base.errors import ConfigurationError, MetadataError, NodeExistsError, NoNodeError
 from dlcore.metadata.answers import tell_if_large
 from dlcore.metadata.port import (
     ANY_VERSION,
@@ -27,19 +23,14 @@ from dlcore.metadata.port import (
     Versioned,
     require_request_size,
 )
-from dlcore.metadata.requests import (
-    MultiRead,
-    call,
-    transaction_of,
-    translate,
-    versioned,
-)
+from dlcore.metadata.requests import MultiRead, call, transaction_of, translate, versioned
 from dlcore.metadata.zookeeper_session import ZooKeeperSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dlcore.base.access.zookeeper import ZooKeeperAccess
+
 
 logger = logging.getLogger(__name__)
 
@@ -233,3 +224,35 @@ class ZooKeeperStore:
     async def aclose(self) -> None:
         """End the session; its ephemeral nodes vanish at once."""
         await self._session.aclose()
+
+
+_AT_ONCE = 500
+
+
+async def secure_tree(store: ZooKeeperStore, root: str) -> int:
+    """Give every node from `root` down to the user of the session alone; return their number.
+
+    A node comes before those below it.  Therefore others can make no new ones there meanwhile.
+
+    Raises:
+        MetadataError: a node is another user's; those before it are secured.
+    """
+    count, level = 0, [root]
+    while level:
+        below: list[str] = []
+        for at in range(0, len(level), _AT_ONCE):
+            found = await all_of(*(_secure(store, path) for path in level[at:][:_AT_ONCE]))
+            count += sum(names is not None for names in found)
+            for path, names in zip(level[at:][:_AT_ONCE], found, strict=True):
+                below += [f"{path}/{name}" for name in names or ()]
+        level = below
+    return count
+
+
+async def _secure(store: ZooKeeperStore, path: str) -> list[str] | None:
+    """Return the names below a node that is secured now; None: it is gone."""
+    try:
+        await store.secure(path)
+    except NoNodeError:
+        return None
+    return await store.get_children(path, fresh=True)

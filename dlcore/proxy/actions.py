@@ -67,8 +67,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.health import Check
-    from dlcore.flight.actions import Action
-    from dlcore.flight.appends import AppendRequest
+    from dlcore.flight.actions import Action, AppendRequest
     from dlcore.flight.needs import Pass
     from dlcore.flight.requests import ForgetRequest, MoveRequest, SubscriptionsRequest
     from dlcore.log.staging.append import DirectStagedAppend

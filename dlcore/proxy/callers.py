@@ -16,7 +16,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.access.principals import ANONYMOUS, Caller, Principal, Proof
+from dlcore.base.access.rights import ANONYMOUS, Caller, Principal, Proof
 from dlcore.base.access.tls import name_in_certificate
 from dlcore.base.clock import wall_s
 from dlcore.base.errors import LogNotReadyError, MetadataError, UnauthenticatedError

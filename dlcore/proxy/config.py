@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dlcore.base.access.principals import Principal
+from dlcore.base.access.rights import Principal
 from dlcore.base.config import MIB, checked, require, require_not_negative, require_positive
 from dlcore.base.http_options import Address, address_in, address_of, require_http
 from dlcore.base.settings import Option, log_levels_of, options_of, values_of

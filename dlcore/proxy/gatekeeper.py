@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.access.audit import AuditLine
 from dlcore.base.access.gate import Asked, End, Ended, Event, Gate, Refuse, RulesDamaged, RulesRead
-from dlcore.base.access.principals import ANONYMOUS, Caller
-from dlcore.base.access.rights import Demand, Right
+from dlcore.base.access.rights import ANONYMOUS, Caller, Demand, Right
 from dlcore.base.errors import (
     AccessDeniedError,
     CorruptMetadataError,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from dlcore.base.access.audit_file import AuditFile
     from dlcore.flight.calls import Context
     from dlcore.flight.needs import Need
-    from dlcore.metadata.following import NodeFollower
+    from dlcore.metadata.one_node import NodeFollower
     from dlcore.proxy.callers import Callers
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.outages import Outages

@@ -24,7 +24,7 @@ from dlcore.base.errors import MetadataError, NoNodeError
 from dlcore.base.features import own_release
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
-from dlcore.metadata.following import NodeFollower
+from dlcore.metadata.one_node import NodeFollower
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.proxy.load import LiveProxy, ProxyLoad

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dlcore.base.listening.http_server import HttpServer
     from dlcore.log.context import LogContext
     from dlcore.metadata.cluster_settings import Value
-    from dlcore.metadata.following import NodeFollower
+    from dlcore.metadata.one_node import NodeFollower
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
     from dlcore.proxy.config import ProxyConfig

@@ -72,7 +72,7 @@ class LogCalls(Blocking):
                 subscription over, and the earlier one gets an error at its next `commit`.
             columns: names of the columns that proxies send, to spare the others their way; only
                 through proxies.  Records need all columns.
-            skip_broken_entries: leave out entries of which no replica is undamaged, and count them
+            skip_broken_entries: leave out entries that have no undamaged replica, and count them
                 in `broken_entries`; otherwise they are an error.  Not over proxies.
             ignore_truncation: read also truncated records, as long as their segment is stored.  Not
                 over proxies.

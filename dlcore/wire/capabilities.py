@@ -8,15 +8,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.access.capability import ID_MAX, LedgerRight, Reach, parse
-from dlcore.base.access.holding import Kept
+from dlcore.base.access.capability import ID_MAX, Kept, LedgerRight, Reach, parse
 from dlcore.wire.frames import FrameParts, FrameRun, ids_of_run
 from dlcore.wire.messages import Follow, ReadEntries, ReadEntry, ReadHeld, ReadLac, WriteLac
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.base.access.holding import Purse
+    from dlcore.base.access.capability import Purse
     from dlcore.wire.messages import Frame, Request
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from dlcore.base.access.holding import Purse
+    from dlcore.base.access.capability import Purse
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.ids import BookieId

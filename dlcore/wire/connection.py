@@ -43,7 +43,7 @@ from dlcore.wire.session import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from dlcore.base.access.holding import Purse
+    from dlcore.base.access.capability import Purse
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.backoff import Backoff
     from dlcore.base.config import LedgerClientConfig

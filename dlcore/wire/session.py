@@ -822,7 +822,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
             size += length
             frames.append(write.frame)
             sent.append((write.on_answer, length, write.submitted_s))
-        # First the ids, of which none may be left: then the writes still wait, and fail.
+        # First the ids: if none is left, the writes still wait, and fail.
         buffers = self._end.add(frames, sent, is_recovery=is_recovery)
         if len(frames) == len(queue):
             queue.clear()

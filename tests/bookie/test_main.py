@@ -22,7 +22,7 @@ from bookie.__main__ import (
 )
 from bookie.disks.port import DiskFullError
 from bookie.server import BookieServer
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 from dlcore.base.errors import (
     BookieStorageError,
     ConfigurationError,
@@ -47,7 +47,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     is frozen for unused, and warns of it.
     """
     counts: list[int] = []
-    monkeypatch.setattr(kept_memory, "collect_what_is_new", lambda: counts.append(1))
+    monkeypatch.setattr(server_process, "collect_what_is_new", lambda: counts.append(1))
     return counts
 
 

@@ -16,8 +16,7 @@ from uuid import uuid4
 import pytest
 
 from dlcore import DLSN, LedgerClientConfig, LogRecord, TlsFiles
-from dlcore.base.access.capability import SKEW_S, Signer, new_private_key
-from dlcore.base.access.holding import CarriedPurse
+from dlcore.base.access.capability import SKEW_S, CarriedPurse, Signer, new_private_key
 from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import BookieAccessDeniedError, DLError, LedgerReadError

@@ -198,7 +198,7 @@ def test_the_level_of_a_module_changes(
             else:
                 process = await steps.enter_async_context(service(role, uri, *given))
             log = Log(process)
-            text = f'[{role}]\nlog_level = "warning,dlcore.base.reconfiguring={{}}"\n'
+            text = f'[{role}]\nlog_level = "warning,dlcore.base.server_process={{}}"\n'
             file.write_text(text.format("debug"))
             process.send_signal(signal.SIGHUP)
             (*_, line) = map(json.loads, await log.until("the configuration was read again"))

@@ -28,7 +28,7 @@ from dlcore.base.errors import (
     MetadataError,
     UnsupportedError,
 )
-from dlcore.metadata import kazoo_client
+from dlcore.metadata import zookeeper_session
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 from dlcore.sync import open_namespace
@@ -260,7 +260,7 @@ def test_many_answers_at_once_arrive_and_no_log_has_the_password(
 ) -> None:
     """Also what TLS has received together; kazoo's own debug log would show the password."""
     caplog.set_level(logging.DEBUG)
-    caplog.set_level(1, logger=kazoo_client.__name__)
+    caplog.set_level(1, logger=zookeeper_session.__name__)
 
     async def scenario() -> None:
         store = await ZooKeeperStore.connect(zookeeper.secure_servers, access=zookeeper.access)

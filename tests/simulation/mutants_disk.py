@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bookie.files import replay as replay_module
-from bookie.files.commit_driver import GroupCommit
 from bookie.files.commit_queue import Step, Write
-from bookie.files.entry_log import EntryLog
+from bookie.files.entry_log import EntryLog, GroupCommit
 from bookie.files.index import FileIndex
 from bookie.membership.identity import COOKIE_FILE, establish_identity
 from dlcore.base.errors import BookieStorageError

@@ -23,8 +23,7 @@ from dlcore.metadata.stored import encode
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from bookie.files.commit_driver import GroupCommit
-    from bookie.files.entry_log import EntryLog
+    from bookie.files.entry_log import EntryLog, GroupCommit
     from dlcore.ledger.metadata.values import LedgerMetadata
 
 

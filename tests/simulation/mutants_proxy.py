@@ -21,9 +21,8 @@ from dlcore.flight.producer_server import (
 from dlcore.log.writing.producers import Producers
 from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.reading.following import FollowedLogs
-from dlcore.proxy.reading.ring import Ring, RingBudget, RingReader, Run
+from dlcore.proxy.reading.ring import Fetched, Ring, RingBudget, RingReader, Run
 from dlcore.proxy.reading.rows import RowView
-from dlcore.proxy.reading.runs import Fetched
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict

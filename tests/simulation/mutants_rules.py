@@ -12,8 +12,7 @@ from dlcore.proxy.gatekeeper import Entry, Gatekeeper
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.base.access.principals import Principal
-    from dlcore.base.access.rights import Demand, Rule
+    from dlcore.base.access.rights import Demand, Principal, Rule
     from dlcore.base.errors import DLError
 
 

@@ -21,7 +21,7 @@ from dlspark import commit, sessions, staging
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.flight.appends import AppendRequest
+    from dlcore.flight.actions import AppendRequest
     from dlcore.log.metadata.commits import Decision
     from dlcore.log.metadata.values import CommitRecord
     from dlcore.log.staging.append import DirectStagedAppend

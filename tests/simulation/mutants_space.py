@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.config import SpaceConfig
-from bookie.files import commit_driver as commit_driver_module, replay as replay_module
+from bookie.files import entry_log as entry_log_module, replay as replay_module
 from bookie.files.commit_queue import CommitQueue
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def a_full_disk_ends_the_log() -> Iterator[None]:
         return await write()
 
     with (
-        patch.object(commit_driver_module, "write_with_room", give_up),
+        patch.object(entry_log_module, "write_with_room", give_up),
         patch.object(CommitQueue, "_full", CommitQueue._fail),
     ):
         yield

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bookie.files import entry_log as entry_log_module
-from bookie.files.commit_driver import GroupCommit
 from bookie.files.commit_queue import (
     CommitQueue,
     Durable,
@@ -21,7 +20,7 @@ from bookie.files.commit_queue import (
     Step,
     Write,
 )
-from bookie.files.entry_log import EntryLog
+from bookie.files.entry_log import EntryLog, GroupCommit
 from bookie.files.format import encode_file_header
 from bookie.files.log_state import LedgerState, UnsealedFiles
 from bookie.storage.writes import HeldEntries, Writes

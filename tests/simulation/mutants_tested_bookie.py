@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bookie.files.log_state import LedgerState, Location
-    from bookie.space.budget import Claim
+    from bookie.storage.space import Claim
     from dlcore.wire.messages import Update
 
 
@@ -383,7 +383,7 @@ def the_newest_file_is_not_noted() -> Iterator[None]:
 
     with (
         patch.object(replay_module, "note_newest", nothing),
-        patch("bookie.files.commit_driver.note_newest", nothing),
+        patch("bookie.files.entry_log.note_newest", nothing),
     ):
         yield
 

@@ -16,7 +16,6 @@ from dlcore.ledger.metadata.values import write_set
 from dlcore.ledger.placing import health as health_module, placement as placement_module
 from dlcore.ledger.placing.health import Conduct
 from dlcore.ledger.placing.placement import Topology, _Filling
-from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.follow import LedgerFollow
 from dlcore.ledger.reading.range_read import RangeReader, ReadLane
 from dlcore.ledger.reading.reader import LedgerReader
@@ -32,7 +31,7 @@ from dlcore.ledger.writing.appender import (
     LacPublication,
     LedgerAppender,
 )
-from dlcore.ledger.writing.writer import LedgerWriter
+from dlcore.ledger.writing.writer import AppenderDriver, LedgerWriter
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.stored import encode
 from dlcore.wire.frames import EntryFrame
@@ -477,7 +476,7 @@ def a_quarantine_outlives_its_process() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_placer.py::test_a_hung_bookie_is_quarantined_for_all_ledgers")
 def every_ledger_meets_the_hung_bookie_itself() -> Iterator[None]:
     """#1489: what one ledger's writer learned of a bookie is no help to the next one."""
-    with patch.object(Placer, "note_add", lambda *_, **__: None):
+    with patch.object(AppenderDriver, "_note_add", lambda *_, **__: None):
         yield
 
 

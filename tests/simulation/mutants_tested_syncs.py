@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from bookie.disks import file_calls as file_calls_module, real as real_disk_module
 from bookie.disks.real import RealDisk, RealFile
-from bookie.files.commit_driver import GroupCommit
 from bookie.files.commit_queue import Event, MakeFooter, Step, Write
+from bookie.files.entry_log import GroupCommit
 from bookie.storage.writes import Writes
 from tests.simulation.mutants_storage import answered_before_it_is_written
 from tests.simulation.tested import caught_by

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.files.commit_driver import GroupCommit
 from bookie.files.commit_queue import CommitQueue, Durable, Effect, Event, Signal
+from bookie.files.entry_log import GroupCommit
 from bookie.files.entry_reader import EntryReader, LargerEntryError
 from bookie.storage import writes as writes_module
 from bookie.storage.writes import Writes

@@ -13,7 +13,7 @@ import msgspec
 
 from dlcore.base.errors import DLError, ProxyUnavailableError
 from dlcore.base.ids import DLSN
-from dlcore.flight.appends import AppendRequest
+from dlcore.flight.actions import AppendRequest
 from dlcore.log.metadata.commits import SharedStaging
 from dlcore.log.reading.scan import StagedExtent
 from tests.simulation.calls import End

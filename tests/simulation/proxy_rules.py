@@ -10,8 +10,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.base.access.principals import Principal, Proof
-from dlcore.base.access.rights import Right, Rule, Scope
+from dlcore.base.access.rights import Principal, Proof, Right, Rule, Scope
 from dlcore.base.errors import AccessDeniedError, DLError
 from dlcore.flight.tickets import Ticket
 from dlcore.proxy.callers import Callers, Stay

@@ -394,7 +394,7 @@ class DirectNamespace(Namespace):
 
     @override
     def get_collector(self) -> Any:
-        from dlcore.base.exposition import SampleCollector
+        from dlcore.base.metrics import SampleCollector
 
         self._require_open()
         return SampleCollector(METRICS, partial(samples, self.log_context, self.get_statistics))

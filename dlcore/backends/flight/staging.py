@@ -31,7 +31,7 @@ from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
-from dlcore.flight.appends import AppendRequest
+from dlcore.flight.actions import AppendRequest
 from dlcore.flight.producer_client import MESSAGE_BYTES, too_long
 from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.flight.replies import StagingReply

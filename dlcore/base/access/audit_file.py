@@ -27,7 +27,7 @@ from dlcore.base.background import BackgroundTasks
 from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
 from dlcore.base.errors import ConfigurationError, LogNotReadyError
-from dlcore.base.seldom import Seldom
+from dlcore.base.log_lines import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,8 +22,7 @@ from dlcore.base.machines import Machine, State, Transitions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.base.access.principals import Principal
-    from dlcore.base.access.rights import Demand, Rule
+    from dlcore.base.access.rights import Demand, Principal, Rule
 
 RUNNING_MAX = 100_000
 """Most calls that are judged again when the rules change; servers bound their calls below it."""

@@ -124,7 +124,7 @@ class TlsFiles(ShownFields):
 
 
 def context_for(purpose: ssl.Purpose, *, ca: str | None = None) -> ssl.SSLContext:
-    """Return a context of TLS 1.2 or later, of which both ends take 1.3 if they have it.
+    """Return a context of TLS 1.2 or later; both ends take 1.3 if they have it.
 
     gRPC's own library has the same minimum, and no option for it.  Without `ca` the system's own
     authorities are trusted.

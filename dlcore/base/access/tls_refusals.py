@@ -13,7 +13,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError
-from dlcore.base.seldom import Seldom
+from dlcore.base.log_lines import Seldom
 
 if TYPE_CHECKING:
     from dlcore.base.access.tls import TlsFiles

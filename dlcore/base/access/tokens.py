@@ -19,7 +19,7 @@ from joserfc.errors import ClaimError, ExpiredTokenError, JoseError
 from joserfc.jwk import ECKey, OKPKey, RSAKey, import_key
 from joserfc.jwt import JWTClaimsRegistry
 
-from dlcore.base.access.principals import Principal, Proof
+from dlcore.base.access.rights import Principal, Proof
 from dlcore.base.config import NUMBER_MAX
 from dlcore.base.errors import ConfigurationError, UnauthenticatedError
 

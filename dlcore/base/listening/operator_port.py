@@ -19,12 +19,11 @@ from dlcore.base.access.entrances import Entrance
 from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.clock import SystemClock, steady_s
 from dlcore.base.errors import DLError
-from dlcore.base.exposition import CONTENT_TYPE, SampleCollector, exposition
 from dlcore.base.features import own_release
 from dlcore.base.health import Readiness, Trial
 from dlcore.base.http_options import http_address_of
 from dlcore.base.listening.http_server import HttpServer, Route
-from dlcore.base.metrics import gauge
+from dlcore.base.metrics import CONTENT_TYPE, SampleCollector, exposition, gauge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence

@@ -160,15 +160,3 @@ class Placer:
             topology=self.topology(),
             rng=self._rng,
         )
-
-    def note_add(self, bookie: BookieId, *, is_good: bool) -> None:
-        """Note how a bookie took an entry."""
-        now = asyncio.get_running_loop().time()
-        if is_good:
-            self.health.adds.note_success(bookie, now)
-        elif self.health.adds.note_failure(bookie, now):
-            logger.warning(
-                "bookie fails often, others are chosen for a while: %s; to do: see why the bookie "
-                "fails (its log, its disk, the network)",
-                bookie,
-            )

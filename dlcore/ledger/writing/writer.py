@@ -204,11 +204,22 @@ class AppenderDriver:
         logger.info(
             "add failed ledger=%d entry=%d bookie=%s: %s", self.ledger_id, entry_id, bookie, error
         )
-        placer = self._context.placer
         if failure.is_refusal:
-            placer.health.adds.note_refusal(bookie, self._loop.time())
+            self._context.placer.health.adds.note_refusal(bookie, self._loop.time())
         else:
-            placer.note_add(bookie, is_good=False)
+            self._note_add(bookie, is_good=False)
+
+    def _note_add(self, bookie: BookieId, *, is_good: bool) -> None:
+        """Note how a bookie took an entry, for all ledgers of the client."""
+        adds, now = self._context.placer.health.adds, self._loop.time()
+        if is_good:
+            adds.note_success(bookie, now)
+        elif adds.note_failure(bookie, now):
+            logger.warning(
+                "bookie fails often, others are chosen for a while: %s; to do: see why the bookie "
+                "fails (its log, its disk, the network)",
+                bookie,
+            )
 
     def _feed_later(self, after_s: float, event: Event) -> None:
         key = object()
@@ -229,7 +240,7 @@ class AppenderDriver:
         if self._is_closed:
             return
         if error is None:
-            self._context.placer.note_add(bookie, is_good=True)
+            self._note_add(bookie, is_good=True)
             self.handle(AddSucceeded(entry_id, position, bookie))
         else:
             self.handle(AddFailed(entry_id, position, bookie, error, self._loop.time()))

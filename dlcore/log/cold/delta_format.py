@@ -111,7 +111,7 @@ def _type_of(field: pa.Field) -> str | Field:
 
 
 def missing_fields(known: Sequence[Field], wanted: Sequence[Field]) -> list[Field]:
-    """Return the wanted fields that a table lacks, or of which it lacks a part.
+    """Return the wanted fields that a table lacks, whole or in part.
 
     Raises:
         UnsupportedError: it has one of another type, which Delta does not change.

@@ -1,7 +1,11 @@
-"""The value in the end of a cold ledger's object that says what the object holds.
+"""Facts of a cold ledger: the contents of an object by its own end, and what the ledger replaced.
 
-The chain says it too: its metadata names each object with its entries, records, size and sum.  The
-rows of an object are compared with both.  Nothing here does I/O.
+The chain says what an object holds, too: its metadata names each object with its entries, records,
+size and sum.  The rows of an object are compared with both.
+
+The ledgers of bookies stay for a grace after their entries went to objects.  A cold ledger notes
+its old extents, unless they are many: the note stays with its metadata for good.  Nothing here does
+I/O.
 """
 
 from __future__ import annotations
@@ -10,8 +14,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dlcore.log.metadata.values import pack, unpack
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.log.metadata.segment import Extent
+
 
 FORMAT = 1
 
@@ -72,3 +82,36 @@ def difference(ledger: LedgerMetadata, number: int, facts: ObjectFacts) -> str:
         for what, said in expected.items()
         if found[what] != said
     )
+
+
+EXTENTS_NOTED_MAX = 64
+_KEY = "origin"
+
+
+class ColdOrigin(msgspec.Struct, frozen=True):
+    """The first entry of a cold ledger in its segment, its first sequence id, and old extents."""
+
+    entry: int
+    sequence_id: int
+    packed: tuple[int, ...]
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """The extents that had the entries."""
+        return unpack(self.packed)
+
+
+def noted_origin(entry: int, sequence_id: int, extents: Sequence[Extent]) -> dict[str, str]:
+    """Return what a cold ledger notes; nothing if there are too many extents."""
+    if len(extents) > EXTENTS_NOTED_MAX:
+        return {}
+    origin = ColdOrigin(entry, sequence_id, tuple(pack(extents)))
+    return {_KEY: msgspec.json.encode(origin).decode()}
+
+
+def origin_of(ledger: LedgerMetadata) -> ColdOrigin | None:
+    """Return what a cold ledger noted; None if it noted nothing that this release reads."""
+    try:
+        return msgspec.json.decode(ledger.custom.get(_KEY, "null"), type=ColdOrigin | None)
+    except msgspec.MsgspecError:
+        return None

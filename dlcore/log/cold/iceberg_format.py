@@ -156,7 +156,7 @@ def _type_of(field: pa.Field) -> str | Field:
 
 
 def missing_fields(known: Sequence[Field], wanted: Sequence[Field]) -> list[Field]:
-    """Return the wanted fields that a table lacks, or of which it lacks a part or the wider type.
+    """Return the wanted fields that a table lacks whole, in part, or in the wider type.
 
     Raises:
         UnsupportedError: it has one of another type, which Iceberg does not change.

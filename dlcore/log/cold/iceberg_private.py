@@ -1,6 +1,6 @@
 """All that dlog uses of the library pyiceberg beside its public names, in one place.
 
-Another version of the library may have none of it: `VERSIONS` are those of which tests know it.
+Another version of the library may have none of it: tests show that `VERSIONS` have it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from requests import Session
 
 VERSIONS = "0.12"
-"""How the names of versions begin of which this holds; pyproject.toml allows no other ones."""
+"""The beginnings of the versions that have all of it; pyproject.toml allows no others."""
 TIMEOUT = "rest.client.timeout-ms"
 _TIMEOUT_MS = 60_000
 

@@ -510,7 +510,7 @@ def _with_current_snapshot_only(table: Any) -> Any:
 
 
 def _decoded(url: str, data: bytes) -> Any:
-    """Return the first metadata of a table, of which the parts that are used are there."""
+    """Return the first metadata of a table; it has the parts that are used."""
     try:
         found = json.loads(data)
         parts = (found["properties"][NAMESPACE], found["properties"][NAME], found["table-uuid"])

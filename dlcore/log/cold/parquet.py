@@ -264,7 +264,7 @@ class ObjectLayout:
         self._name = name
         self._size_bytes = size_bytes
         try:
-            # To Arrow, which begins with the end, this is a file of which it reads no more.
+            # Arrow begins with the end of a file, and reads no more of this one.
             self.metadata = pq.read_metadata(pa.BufferReader(pa.py_buffer(tail)))
             """The footer as Parquet has it."""
             stored = self.metadata.metadata or {}
@@ -304,7 +304,7 @@ class ObjectLayout:
         return round(last.timestamp() * 1000)
 
     def decode(self, number: int, data: BytesLike) -> list[ColdEntry]:
-        """Return the entries of a row group, of which `data` are the bytes.
+        """Return the entries of a row group, whose bytes are `data`.
 
         Raises:
             ObjectStoreError: the bytes are damaged.

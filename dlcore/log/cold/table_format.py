@@ -127,7 +127,7 @@ class TableSeen(NamedTuple):
     """A table at one version: the position is None if no commit set any for this log.
 
     `version` grows with each commit; `known_as` is the number by which readers ask for it.
-    `checkpoint` is the version of which there is a list of all files; None: the format has none.
+    `checkpoint` is the version that has a list of all files; None: the format has none.
     """
 
     version: int

@@ -124,7 +124,7 @@ def table_at(
 
 
 async def forms_in(objects: Objects, url: str) -> list[TableForm]:
-    """Return the formats of which there is a table in a folder.
+    """Return the formats that have a table in a folder.
 
     Raises:
         ObjectStoreError: the store does not answer.

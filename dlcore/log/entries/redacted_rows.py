@@ -1,7 +1,7 @@
 """Entries of a typed log in which all columns of some rows become null; nothing else changes.
 
 Number, order, transaction ids, times and stamps of producers stay, so that positions hold.  A row
-of which every column is null already is not counted: there is nothing left of it.
+that has only nulls already is not counted: there is nothing left of it.
 """
 
 from __future__ import annotations

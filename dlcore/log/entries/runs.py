@@ -112,7 +112,7 @@ def with_txids(
     is_assigned: NDArray[np.bool_],
     txids: NDArray[np.int64],
 ) -> pa.RecordBatch:
-    """Return a batch of entries with so many records, of which some get a transaction id."""
+    """Return a batch of entries with so many records; some of these get a transaction id."""
     rows = np.repeat(is_assigned, records)
     given = np.where(rows, np.repeat(txids, records), numbers_of(batch.column(0)))
     column = over(given.astype(np.int64), pa.int64())

@@ -325,7 +325,7 @@ class LogStore:
             TIER_SETTINGS: settings.table is not None or settings.tier == NO_TIER,
         }
         if any(needed.values()):
-            from dlcore.metadata.cluster_features import ClusterFeatures  # few settings need it
+            from dlcore.metadata.binding import ClusterFeatures  # few settings need it
 
             features = ClusterFeatures(self._store, self._paths)
             for feature in (feature for feature, is_needed in needed.items() if is_needed):

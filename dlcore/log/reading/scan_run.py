@@ -93,7 +93,7 @@ class ScanRun(ShownFields):
 
 
 class ScanGrowth:
-    """Divides the entries of a scan into requests of which each is larger than the last."""
+    """Divides the entries of a scan into requests, each larger than the last."""
 
     def __init__(self) -> None:
         self._wanted_bytes = FIRST_BYTES

@@ -445,7 +445,7 @@ class LogTail(Machine[TailState]):
         segments: the log's state as it was read for the cursor's position.
         cursor: belongs to the machine from now on.
         config: the bounds of the buffer and of waits.
-        skips_broken: whether entries of which no replica is undamaged are skipped.
+        skips_broken: whether entries that have no undamaged replica are skipped.
     """
 
     transitions = TRANSITIONS

@@ -279,7 +279,7 @@ class Fetcher:
 
 
 class BrokenEntries:
-    """Entries of which no replica is undamaged: an error, or skipped and counted on request.
+    """Entries that have no undamaged replica: an error, or skipped and counted on request.
 
     A missing entry, or one whose bookies do not answer, is always an error.
     """

@@ -28,7 +28,7 @@ from dlcore.log.metadata.values import ForkOrigin, LogMetadata
 from dlcore.log.recovery import bounded_extent
 from dlcore.log.upkeep.removal import remove_deleted
 from dlcore.metadata.attempts import Store
-from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.binding import ClusterFeatures
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext

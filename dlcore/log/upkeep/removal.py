@@ -102,7 +102,7 @@ async def _removable(
     pieces = await _front_pieces(context, at, kept_from_ms=kept_from_ms)
     if not pieces:
         return []
-    from dlcore.metadata.cluster_features import ClusterFeatures  # few truncations need it
+    from dlcore.metadata.binding import ClusterFeatures  # few truncations need it
 
     features = ClusterFeatures(context.store, context.paths)
     return pieces if await features.has(PARTIAL_REMOVAL) else []

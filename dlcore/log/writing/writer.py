@@ -55,7 +55,7 @@ from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.records_writer import AsyncLogWriter, left_open
 from dlcore.log.writing.transmit import Unwritten
 from dlcore.log.writing.turns_driver import TurnGiver
-from dlcore.metadata.following import NodeFollower
+from dlcore.metadata.one_node import NodeFollower
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

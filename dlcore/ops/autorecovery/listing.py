@@ -23,7 +23,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.metadata.changing import change_node
+from dlcore.metadata.one_node import change_node
 from dlcore.metadata.paths import is_number
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, decode_or_tell, encode

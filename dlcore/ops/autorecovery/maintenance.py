@@ -18,7 +18,7 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.ledger.metadata.values import BookieCookie, BookieRegistration
-from dlcore.metadata.changing import change_node
+from dlcore.metadata.one_node import change_node
 from dlcore.metadata.port import ANY_VERSION, Create, Delete
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.audit import is_sound

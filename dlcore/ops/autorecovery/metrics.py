@@ -183,7 +183,7 @@ class RecoveryFigures:
     damaged_objects: int = 0
     mended_objects: int = 0
     holes: set[int] = field(default_factory=set)
-    """Cold ledgers on the list of which this process knows that records are lost."""
+    """Cold ledgers on the list that have lost records, as far as this process knows."""
     exported_s: float | None = None
     """When the newest export was made, as `steady_s` tells; None: none is to be made."""
     export_every_s: float = 0.0

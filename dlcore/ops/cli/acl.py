@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.base.access.principals import Principal
-from dlcore.base.access.rights import EVERYBODY, Demand, Right, Rule, Rules, Scope, Verdict
+from dlcore.base.access.rights import (
+    EVERYBODY,
+    Demand,
+    Principal,
+    Right,
+    Rule,
+    Rules,
+    Scope,
+    Verdict,
+)
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.cli.context import (
     ask,

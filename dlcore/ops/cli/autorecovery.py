@@ -14,7 +14,7 @@ import click
 
 from dlcore.base.background import side_tasks
 from dlcore.base.log_lines import Process, log_to_stderr, set_log_level
-from dlcore.base.reconfiguring import next_configuration
+from dlcore.base.server_process import next_configuration
 from dlcore.base.settings import Option, config_of, log_levels_of, options_of, values_of
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig, is_live
 from dlcore.ops.cli.context import (
@@ -83,7 +83,7 @@ def run_service(**options: object) -> None:
         settings = program_settings("autorecovery", autorecovery_options(), options) | cluster
         return _ServiceConfig.of(settings, client_config())
 
-    from dlcore.base.self_report import report_oneself
+    from dlcore.base.server_process import report_oneself
 
     config, process = read(), Process.here("autorecovery")
     report_oneself(process, values_of(config.recovery) | values_of(config.upkeep))

@@ -89,7 +89,7 @@ def serve_metadata(*, data_dir: Path, host: str, port: int, http_address: str) -
         )
     operators = _Operators(http_address)
     http_address_of(operators)  # before anything runs
-    from dlcore.base.self_report import report_oneself
+    from dlcore.base.server_process import report_oneself
 
     process = Process("metadata-server", str(data_dir))
     settings = {"data_dir": data_dir, "host": host, "port": port, "http_address": http_address}

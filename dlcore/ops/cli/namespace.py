@@ -101,7 +101,7 @@ def secure_namespace() -> None:
     all processes with the file first, for without it they can read and write nothing afterwards.
     It may be repeated.
     """
-    from dlcore.metadata.securing import secure_tree
+    from dlcore.metadata.zookeeper import secure_tree
 
     uri = namespace_uri()
     credentials, parsed = zookeeper_access().credentials(), parse_uri(uri)

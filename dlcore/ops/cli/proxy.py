@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlcore.base import event_loop, kept_memory
+from dlcore.base import event_loop, server_process
 from dlcore.base.background import side_tasks
 from dlcore.base.errors import LogNotFoundError
 from dlcore.base.log_lines import Process, log_to_stderr, set_log_level
-from dlcore.base.reconfiguring import next_configuration, tell_left
+from dlcore.base.server_process import next_configuration, tell_left
 from dlcore.base.settings import config_of, values_of
 from dlcore.ops.cli.context import (
     common_options,
@@ -71,12 +71,12 @@ def run_proxy(**options: object) -> None:
         return config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
 
     config = read()
-    from dlcore.base.self_report import report_oneself
+    from dlcore.base.server_process import report_oneself
 
     process = Process("proxy", config.name)
     report_oneself(process, values_of(config))
     log_to_stderr(process, log_format=log_format(), log_level=config.log_level)
-    kept_memory.keep_what_is_freed()
+    server_process.keep_what_is_freed()
     event_loop.run(_serve(namespace_uri(), config, direct_arguments(), read))
 
 
@@ -231,7 +231,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, (hung_up if has_settings_file() else stop).set)
     async with await ProxyServer.start(open_as, config) as server, side_tasks() as tasks:
-        kept_memory.freeze_what_is_here()
+        server_process.freeze_what_is_here()
         click.echo(f"proxy serving on {server.location}")
         tasks.start(_follow(hung_up, read, config))
         await stop.wait()

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.self_report import NAME_PREFIX, STACKS_SIGNAL
+from dlcore.base.server_process import NAME_PREFIX, STACKS_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.base.access.principals import Proof
+from dlcore.base.access.rights import Proof
 from dlcore.base.access.tls import TlsFiles
 from dlcore.base.clock import SystemClock
 from dlcore.base.extras import missing_packages_explained

@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dlcore.base.access.tls import TlsFiles
-    from dlcore.ops.sandbox.metadata_process import MetadataProcess
+    from dlcore.ops.sandbox.metadata_server import MetadataProcess
 
 ROOT = "/dlog"
 """The path of a sandbox's namespace."""
@@ -234,6 +235,27 @@ class AutoRecoveryProcess(_Process):
         self._run([*command, *_AUTORECOVERY_OPTIONS])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The parts of a sandbox and their options, as its arguments say."""
+
+    bookies_min: int
+    base_port: int | None
+    data_dir: Path | None
+    bookie_options: tuple[str, ...]
+    racks: tuple[str, ...]
+    proxies: int
+    proxy_options: tuple[str, ...]
+    secure: bool
+    zookeeper: bool
+
+    def options_of(self, number: int) -> tuple[str, ...]:
+        """Return the options of a bookie, the first of which is number 1."""
+        if not self.racks:
+            return self.bookie_options
+        return ("--rack", self.racks[(number - 1) % len(self.racks)], *self.bookie_options)
+
+
 class Sandbox:
     """A whole cluster for experiments, tests and demonstrations.
 
@@ -284,20 +306,22 @@ class Sandbox:
                 rule=f"expected 1 … {65535 - bookies - proxies}: bookies and proxies take the "
                 "ports after it",
             )
-        self._bookies_min = bookies
-        self._base_port = base_port
-        self._data_dir = None if data_dir is None else Path(data_dir).absolute()
-        self._bookie_options = tuple(bookie_options)
-        self._racks = tuple(racks)
-        self._proxy_count = proxies
-        self._proxy_options = tuple(proxy_options)
+        self._plan = _Plan(
+            bookies_min=bookies,
+            base_port=base_port,
+            data_dir=None if data_dir is None else Path(data_dir).absolute(),
+            bookie_options=tuple(bookie_options),
+            racks=tuple(racks),
+            proxies=proxies,
+            proxy_options=tuple(proxy_options),
+            secure=secure,
+            zookeeper=zookeeper,
+        )
         self._autorecovery = (
             AutoRecoveryProcess(options=autorecovery_options, cluster=self)
             if autorecovery
             else None
         )
-        self._secure = secure
-        self._wants_zookeeper = zookeeper
         self._report = report
         self._temporary_dir: Path | None = None
         self._lock: IO[str] | None = None
@@ -360,7 +384,7 @@ class Sandbox:
         Raises:
             ConfigurationError: the sandbox is not started.
         """
-        folder = self._data_dir or self._temporary_dir
+        folder = self._plan.data_dir or self._temporary_dir
         if folder is None:
             raise ConfigurationError("the sandbox is not started")
         return folder
@@ -368,7 +392,7 @@ class Sandbox:
     @property
     def certificates(self) -> Certificates | None:
         """The certificates, among them those of a client; None without `secure`."""
-        return Certificates(self.data_dir / "secure") if self._secure else None
+        return Certificates(self.data_dir / "secure") if self._plan.secure else None
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -386,7 +410,7 @@ class Sandbox:
             raise
 
     def _start(self) -> None:
-        if self._data_dir is None:
+        if self._plan.data_dir is None:
             self._temporary_dir = Path(tempfile.mkdtemp(prefix="dlog-sandbox-"))
         lock = self._lock = _take_folder(self.data_dir)
         ports = self._choose_ports()
@@ -402,7 +426,7 @@ class Sandbox:
                 f"bookie-{number}",
                 folder=self.data_dir / f"bookie-{number}",
                 port=port,
-                options=self._options_of(number),
+                options=self._plan.options_of(number),
                 cluster=self,
             )
             for number, port in enumerate(ports, start=1)
@@ -420,32 +444,29 @@ class Sandbox:
 
     def _new_metadata_server(self, warden: Warden) -> MetadataProcess:
         of_zookeeper = self.data_dir / "zookeeper"
-        if self._wants_zookeeper or of_zookeeper.exists():
-            return EmbeddedZooKeeper(of_zookeeper, port=self._base_port, warden=warden)
+        if self._plan.zookeeper or of_zookeeper.exists():
+            return EmbeddedZooKeeper(of_zookeeper, port=self._plan.base_port, warden=warden)
         folder = self.data_dir / "metadata"
-        return EmbeddedMetadataServer(folder, port=self._base_port, warden=warden)
+        return EmbeddedMetadataServer(folder, port=self._plan.base_port, warden=warden)
 
     def _start_proxies(self) -> None:
-        first = None if self._base_port is None else self._base_port + len(self._bookies) + 1
+        first = (
+            None if self._plan.base_port is None else self._plan.base_port + len(self._bookies) + 1
+        )
         self._proxies = [
             Proxy(
                 f"proxy-{number + 1}",
                 port=0 if first is None else first + number,
-                options=self._proxy_options,
+                options=self._plan.proxy_options,
                 cluster=self,
             )
-            for number in range(self._proxy_count)
+            for number in range(self._plan.proxies)
         ]
         for proxy in self._proxies:
             proxy._spawn()
         for proxy in self._proxies:
             proxy._wait_until_serving()
             self._tell(f"{proxy.name} serves on {proxy.location}")
-
-    def _options_of(self, number: int) -> tuple[str, ...]:
-        if not self._racks:
-            return self._bookie_options
-        return ("--rack", self._racks[(number - 1) % len(self._racks)], *self._bookie_options)
 
     def _tls_options(self, role: str) -> list[str]:
         """Return the options that name the files of a process; none without `secure`."""
@@ -457,12 +478,12 @@ class Sandbox:
             for path in self.data_dir.iterdir()
             if path.is_dir() and (match := re.fullmatch(r"bookie-(\d+)", path.name))
         ]
-        count = max([self._bookies_min, *numbers])
-        if self._base_port is None:
+        count = max([self._plan.bookies_min, *numbers])
+        if self._plan.base_port is None:
             return [0] * count
-        ports = [self._base_port + number for number in range(1, count + 1)]
-        proxies = (ports[-1] + number for number in range(1, self._proxy_count + 1))
-        for port in (self._base_port, *ports, *proxies):
+        ports = [self._plan.base_port + number for number in range(1, count + 1)]
+        proxies = (ports[-1] + number for number in range(1, self._plan.proxies + 1))
+        for port in (self._plan.base_port, *ports, *proxies):
             PortReservation(port).release()
         return ports
 

@@ -1,13 +1,17 @@
-"""The metadata server of one host as a child process: it needs neither Java nor PySpark."""
+"""A server of metadata as a child process: what all kinds can do, and one for a single host.
+
+The latter needs neither Java nor PySpark.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from dlcore.base.errors import MetadataConnectionError
-from dlcore.ops.sandbox.metadata_process import MetadataProcess
+from dlcore.base.errors import ConfigurationError, MetadataConnectionError
 from dlcore.ops.sandbox.process import (
     HOST,
     ChildProcess,
@@ -18,7 +22,107 @@ from dlcore.ops.sandbox.process import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from types import TracebackType
+
+
+class MetadataProcess(ABC):
+    """One server, with its data and log under `data_dir`.
+
+    Without `port` a free one is chosen at the first start, and kept.
+    """
+
+    title: ClassVar[str]
+    """Its name in messages."""
+
+    def __init__(
+        self, data_dir: Path | str, *, host: str, port: int | None, warden: Warden | None
+    ) -> None:
+        self._data_dir = Path(data_dir).absolute()
+        self._host = host
+        self._port = port
+        self._given_warden = warden
+        self._warden: Warden | None = None
+        self._child: ChildProcess | None = None
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "stopped"
+        return f"<{type(self).__name__} {self._host}:{self._port} {state}>"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def servers(self) -> str:
+        """Address for clients: ``host:port``."""
+        assert self._port is not None
+        return f"{self._host}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._running_child.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.is_running
+
+    def start(self) -> None:
+        """Start the server and wait until it serves; do nothing if it runs."""
+        if self.is_running:
+            return
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    def _watching(self) -> Warden:
+        """Return the warden that the child is started with."""
+        if self._given_warden is not None:
+            return self._given_warden
+        self._warden = self._warden or Warden()
+        return self._warden
+
+    def stop(self) -> None:
+        """Stop the server; do nothing if it does not run."""
+        if self._child is not None:
+            self._child.terminate()
+            self._child = None
+        if self._warden is not None:
+            self._warden.close()
+            self._warden = None
+
+    def kill(self) -> None:
+        """Kill the server (SIGKILL); `start` restarts it on the same port with its data."""
+        self._running_child.kill()
+
+    def pause(self) -> None:
+        """Stop the server with SIGSTOP, until `resume`."""
+        self._running_child.pause()
+
+    def resume(self) -> None:
+        """Continue the server after `pause`."""
+        self._running_child.resume()
+
+    @property
+    def _running_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError(f"{self.title} is not started")
+        return self._child
+
 
 _START_TIMEOUT_S = 60.0
 _SERVING = re.compile(r"^metadata server serving on \S+$", re.MULTILINE)

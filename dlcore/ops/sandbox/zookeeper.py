@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
 from dlcore.base.whole_files import naming
-from dlcore.ops.sandbox.metadata_process import MetadataProcess
+from dlcore.ops.sandbox.metadata_server import MetadataProcess
 from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from enum import Enum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from dlcore.base.access.principals import Proof
+from dlcore.base.access.rights import Proof
 from dlcore.base.config import checked, require, require_positive
 from dlcore.base.http_options import address_of
 from dlcore.metadata.paths import parse_uri

@@ -6,7 +6,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey
 
-from dlcore.base.access.principals import Principal, Proof
+from dlcore.base.access.rights import Principal, Proof
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.secure.plan import AUDIENCE, ISSUER
 

@@ -93,7 +93,7 @@ async def listed_logs(context: LogContext) -> AsyncGenerator[list[LogKey], None]
 async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
     """Return the logs that may hold too old records, by two requests for all of them.
 
-    A log of which that is unknown is due: its own turn reports the reason.
+    A log is also due where that is unknown: its own turn reports the reason.
     """
     now_ms = context.clock.now_ms()
     paths = [context.logs.paths_of(log) for log in logs]

@@ -16,8 +16,7 @@ from dlcore.base.errors import (
     ObjectStoreError,
 )
 from dlcore.base.machines import run_to_end
-from dlcore.log.cold.facts import difference, end_entry_of, url_of
-from dlcore.log.cold.origin import origin_of
+from dlcore.log.cold.facts import difference, end_entry_of, origin_of, url_of
 from dlcore.log.metadata.values import LogKey
 from dlcore.ops.upkeep.mending import (
     Check,

@@ -27,7 +27,7 @@ from dlcore.log.metadata.store import persistently
 from dlcore.log.staging.commit import held_log
 from dlcore.log.typed.conditions import parse_conditions
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.binding import ClusterFeatures
 from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.expiry import complete_unowned

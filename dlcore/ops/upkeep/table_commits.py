@@ -259,7 +259,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         self._chain: Chain | None = None
         self._position: Place | None = None  # of the table at the end, or of the next commit
         self._attempts = 0
-        self._tidied = -1  # the version of which a checkpoint was made, or tried
+        self._tidied = -1  # the version for which a checkpoint was made, or tried
         self._late: DLError | None = None
         self._adds_version = False
         self._made_after = -2  # the version that was seen before the last commit that was made

@@ -18,7 +18,7 @@ from dlcore.base.features import COLD_SEGMENTS
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, LogMetadata, RetainedLog
 from dlcore.log.upkeep.removal import listed_log
-from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.binding import ClusterFeatures
 from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode_or_tell
 from dlcore.ops.upkeep.tier_visits import TierVisits, rule_of
@@ -244,7 +244,7 @@ class TierRounds:
 
 
 def _log_in(kind: type[LogKey], path: str, node: Versioned) -> LogKey | None:
-    """Return the log of a node; None if the node of its name is damaged, of which others tell."""
+    """Return the log of a node; None if the node of its name is damaged, which others report."""
     if kind is RetainedLog:
         return listed_log(kind, path, node)
     found = decode_or_tell(kind, node, source=path, tell=partial(logger.info, "not tiered: %s"))

@@ -17,7 +17,7 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.machines import run_to_end
-from dlcore.log.cold.origin import noted_origin
+from dlcore.log.cold.facts import noted_origin
 from dlcore.log.metadata.staged import create_cold_ledger
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd

@@ -28,7 +28,7 @@ from dlcore.proxy.kafka.batches import Batches
 from dlcore.proxy.kafka.codes import code_of
 from dlcore.proxy.kafka.feeds import Feed
 from dlcore.proxy.kafka.messages import Request, Response
-from dlcore.proxy.kafka.offsets import RecentOffsets, bounds_of, place_of
+from dlcore.proxy.kafka.positions import RecentOffsets, bounds_of, place_of
 from dlcore.proxy.kafka.producing import Producing
 from dlcore.proxy.kafka.topics import log_in, node_of, topic_of
 from dlcore.proxy.kafka.view import RecordView

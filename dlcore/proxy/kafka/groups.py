@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.base.access.principals import Principal
+    from dlcore.base.access.rights import Principal
     from dlcore.log.metadata.values import Mark
     from dlcore.proxy.gatekeeper import Entry
     from dlcore.proxy.kafka.group import Effect, Event

@@ -25,7 +25,7 @@ from dlcore.base.errors import AlreadyClosedError, DLError, LogElsewhereError, W
 from dlcore.flight.needs import Need
 from dlcore.proxy.kafka.codes import write_code_of
 from dlcore.proxy.kafka.numbering import ID_BITS, mark_of, name_of
-from dlcore.proxy.kafka.offsets import RecentOffsets, bounds_of, place_of
+from dlcore.proxy.kafka.positions import RecentOffsets, bounds_of, place_of
 from dlcore.proxy.kafka.records import NO_PRODUCER, RefusedBatchError, produced_in
 from dlcore.proxy.kafka.topics import log_in
 from dlcore.proxy.writing.budget import Holder

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.base.access.principals import Principal
+    from dlcore.base.access.rights import Principal
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.proxy.callers import Callers
     from dlcore.proxy.config import ProxyConfig

@@ -24,7 +24,7 @@ from dlcore.base.places import Places
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.kept import Series
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
-from dlcore.proxy.reading.runs import fetched
+from dlcore.proxy.reading.ring import fetched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sized
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.kept import KeptMessages
     from dlcore.proxy.reading.outgoing import Send
-    from dlcore.proxy.reading.ring import Ring, RingReader
+    from dlcore.proxy.reading.ring import Fetched, Ring, RingReader
     from dlcore.proxy.reading.rows import View
-    from dlcore.proxy.reading.runs import Fetched
 
 _LOOK_S = 1.0
 _FIRST_BYTES = (64 * 1024, 256 * 1024, MIB)

@@ -12,8 +12,8 @@ from dlcore.base.background import BackgroundTasks
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, EndOfStreamError, UnexpectedError
 from dlcore.proxy.reading.awaited import Awaited
+from dlcore.proxy.reading.ring import RUN_BYTES, fetched
 from dlcore.proxy.reading.rows import row_bytes_of
-from dlcore.proxy.reading.runs import RUN_BYTES, fetched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan
-    from dlcore.proxy.reading.ring import Ring, RingBudget
+    from dlcore.proxy.reading.ring import Fetched, Ring, RingBudget
     from dlcore.proxy.reading.rows import View
-    from dlcore.proxy.reading.runs import Fetched
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from dlcore.api.schemas import byte_row_schema
 from dlcore.base.errors import SchemaMismatchError
-from dlcore.flight.columns import Columns
-from dlcore.flight.sending import batch_message, columns_message
+from dlcore.flight.sending import Columns, batch_message, columns_message
 from dlcore.log.entries.batches import numbers_of, typed_read_batch
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.typed.arrow import schema_of
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Sized
 
     from dlcore.base.ids import DLSN
-    from dlcore.flight.columns import Ends, Integers
+    from dlcore.flight.sending import Ends, Integers
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
     from dlcore.wire.frames import BytesLike

@@ -15,9 +15,9 @@ from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
-from dlcore.base.kept_memory import give_back_what_is_free
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import NotLessThan, RecordField
+from dlcore.base.server_process import give_back_what_is_free
 from dlcore.flight.replies import LogInfo, PartInfo
 from dlcore.flight.sending import schema_message
 from dlcore.flight.tickets import Latest, Place, Ticket

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from dlcore.base.access.principals import Caller
+    from dlcore.base.access.rights import Caller
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.flight.calls import Context
     from dlcore.proxy.callers import Stay

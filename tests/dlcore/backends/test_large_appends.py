@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import TransactionTooLargeError
-from dlcore.flight import appends
+from dlcore.flight import actions
 from dlcore.metadata import port
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -67,7 +67,7 @@ def test_more_extents_than_a_message_has_room_for(monkeypatch: pytest.MonkeyPatc
 
 def test_wrongly_packed_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what would unpack to more than anybody needs."""
-    monkeypatch.setattr(appends, "UNPACKED_BYTES_MAX", 1000)
+    monkeypatch.setattr(actions, "UNPACKED_BYTES_MAX", 1000)
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()

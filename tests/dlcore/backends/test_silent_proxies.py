@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from dlcore.backends.flight import endpoint, tls_reasons
+from dlcore.backends.flight import endpoint
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import ProxyUnavailableError
@@ -101,7 +101,7 @@ def test_the_error_names_the_proxy_that_was_asked(monkeypatch: pytest.MonkeyPatc
         asked.append(address)
         return "it is another one's"
 
-    monkeypatch.setattr(tls_reasons, "tls_reason", reason)
+    monkeypatch.setattr(endpoint, "tls_reason", reason)
 
     async def scenario(_: Proxies) -> None:
         async with Endpoint("grpc://one:1,two:2", patience_s=1.0) as calls:

@@ -16,7 +16,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from dlcore.backends.flight import tls_reasons
+from dlcore.backends.flight import endpoint
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.backends.flight.planning import act
 from dlcore.base.access import tls_in_use
@@ -259,7 +259,7 @@ def test_an_authority_without_key_usage_is_taken_where_grpc_judges(
         server = served.servers[0]
         async with opened(server.location, files.unfit) as namespace:
             assert await namespace.get_logs() == ["clicks"]
-        assert await tls_reasons.tls_reason(server.address, files.unfit, is_secure=True) is None
+        assert await endpoint.tls_reason(server.address, files.unfit, is_secure=True) is None
 
     with_proxies("clicks")(scenario)
     assert "not accepted" not in caplog.text
@@ -297,7 +297,7 @@ def test_one_of_several_proxies_is_enough(files: Files) -> None:
 
 def test_a_silent_server_gives_no_reason(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has one that hangs up."""
-    monkeypatch.setattr(tls_reasons, "_LOOK_S", 0.1)
+    monkeypatch.setattr(endpoint, "_LOOK_S", 0.1)
     ended = asyncio.Event()
 
     async def serve(
@@ -315,7 +315,7 @@ def test_a_silent_server_gives_no_reason(files: Files, monkeypatch: pytest.Monke
             async with await asyncio.start_server(serving, "127.0.0.1", 0) as server:
                 address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
                 for tls, is_secure in ((files.client, True), (None, False)):
-                    found = await tls_reasons.tls_reason(address, tls, is_secure=is_secure)
+                    found = await endpoint.tls_reason(address, tls, is_secure=is_secure)
                     assert found is None
                     await ended.wait()
                     ended.clear()

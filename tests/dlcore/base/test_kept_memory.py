@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 
 if TYPE_CHECKING:
     import pytest
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 CYCLES = """
 import gc, weakref
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 
 class Node:
     pass
 
-kept_memory.collect_what_is_new()
+server_process.collect_what_is_new()
 looked_at, held, freed = [], [], []
 gc.callbacks.append(
     lambda phase, info: phase == "start" and looked_at.append(len(gc.get_objects()))
@@ -41,13 +41,13 @@ gc.collect()
 assert gc.get_freeze_count() > 300_000, gc.get_freeze_count()
 assert max(looked_at) < 120_000, max(looked_at)
 assert len(freed) == 400, len(freed)
-kept_memory.collect_what_is_new()
-assert gc.callbacks.count(kept_memory._freeze_survivors) == 1
+server_process.collect_what_is_new()
+assert gc.callbacks.count(server_process._freeze_survivors) == 1
 """
 MESSAGES = """
 import resource
 import numpy as np
-from dlcore.base import kept_memory
+from dlcore.base import server_process
 
 {install}
 for _ in range(100):
@@ -75,16 +75,16 @@ def test_few_survivors_are_not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "callbacks", [])
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
     for _ in range(2):
-        kept_memory.collect_what_is_new()
-    assert gc.callbacks == [kept_memory._freeze_survivors]
+        server_process.collect_what_is_new()
+    assert gc.callbacks == [server_process._freeze_survivors]
     assert len(frozen) == 2
     assert thresholds == [(700, 10, 10)] * 2  # they hold for the whole process
     for phase, generation, count in (("start", 2, 20_000), ("stop", 1, 20_000), ("stop", 2, 9)):
         monkeypatch.setattr(gc, "get_objects", lambda *, generation, n=count: [None] * n)
-        kept_memory._freeze_survivors(phase, {"generation": generation})
+        server_process._freeze_survivors(phase, {"generation": generation})
     assert len(frozen) == 2
     monkeypatch.setattr(gc, "get_objects", lambda *, generation: [None] * 20_000)
-    kept_memory._freeze_survivors("stop", {"generation": 2})
+    server_process._freeze_survivors("stop", {"generation": 2})
     assert len(frozen) == 3
 
 
@@ -96,5 +96,5 @@ def faults(*, install: str) -> int:
 
 def test_freed_memory_is_kept() -> None:
     """With it next to no faults; without it most pages are new each time."""
-    assert faults(install="kept_memory.keep_what_is_freed()") < 1000
+    assert faults(install="server_process.keep_what_is_freed()") < 1000
     assert faults(install="pass") > 10_000

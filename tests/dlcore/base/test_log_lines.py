@@ -141,4 +141,4 @@ def test_only_one_place_sets_up_logs() -> None:
     )
     paths = [path for name in PACKAGES for path in sorted((REPOSITORY / name).rglob("*.py"))]
     found = [path.name for path in paths if setting.search(path.read_text())]
-    assert found == ["log_lines.py", "seldom.py"]
+    assert found == ["log_lines.py"]

@@ -12,7 +12,7 @@ import pytest
 
 from bookie.serving import connection
 from dlcore.base.access import tls_refusals
-from dlcore.base.seldom import PERIOD_S, Seldom, SeldomHandler
+from dlcore.base.log_lines import PERIOD_S, Seldom, SeldomHandler
 from tests.fixtures.bookie_process import REPOSITORY
 
 if TYPE_CHECKING:

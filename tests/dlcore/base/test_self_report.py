@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlcore.base.log_lines import Process
-from dlcore.base.self_report import report_oneself
+from dlcore.base.server_process import report_oneself
 
 if TYPE_CHECKING:
     import pytest
@@ -20,7 +20,7 @@ PROGRAM = """
 import threading
 from pathlib import Path
 from dlcore.base.log_lines import Process
-from dlcore.base.self_report import report_oneself
+from dlcore.base.server_process import report_oneself
 report_oneself(Process("bookie", "b\\n1" + "x" * 300), {"data_dir": Path("/d"), "port": 1})
 def hangs(): print("ready", flush=True); threading.Event().wait()
 hangs()

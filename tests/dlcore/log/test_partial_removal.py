@@ -20,7 +20,7 @@ from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.segment import SegmentState
 from dlcore.log.metadata.staged import drop_merged
 from dlcore.log.reading.snapshot import Finder
-from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.binding import ClusterFeatures
 from dlcore.ops.inspection import audit_ledgers, finish_removal, inspect_log
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.expiry import expire_log

@@ -14,8 +14,8 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.metadata.changing import ATTEMPTS_MAX, change_node
 from dlcore.metadata.memory import MemoryTree
+from dlcore.metadata.one_node import ATTEMPTS_MAX, change_node
 from tests.fixtures.aio import run
 from tests.fixtures.interrupted_store import InterruptedStore
 

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import MetadataConnectionError
-from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.memory import MemoryTree
+from dlcore.metadata.one_node import NodeFollower
 from tests.fixtures.aio import run, until
 
 if TYPE_CHECKING:

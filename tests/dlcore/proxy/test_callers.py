@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from dlcore.base.access.principals import ANONYMOUS, Caller, Principal, Proof
+from dlcore.base.access.rights import ANONYMOUS, Caller, Principal, Proof
 from dlcore.base.errors import ConfigurationError
 from dlcore.proxy.callers import Callers
 from dlcore.proxy.config import ProxyConfig

@@ -14,9 +14,8 @@ from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.kept import KeptMessages
 from dlcore.proxy.reading.outgoing import Outgoing
-from dlcore.proxy.reading.ring import RingBudget
+from dlcore.proxy.reading.ring import RUN_BYTES, RingBudget
 from dlcore.proxy.reading.rows import RowView
-from dlcore.proxy.reading.runs import RUN_BYTES
 from tests.dlcore.proxy.test_runs import entry, values
 from tests.fixtures.lateness import run_in_own_time
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.base.access.principals import ANONYMOUS, Principal, Proof
+from dlcore.base.access.rights import ANONYMOUS, Principal, Proof
 from dlcore.base.errors import LogElsewhereError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.log.writing.writer import Pump

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.base.access.principals import ANONYMOUS, Caller
+from dlcore.base.access.rights import ANONYMOUS, Caller
 from dlcore.base.errors import MetadataConnectionError
 from dlcore.flight.forwards import Forwarder
 from dlcore.metadata.stored import decode, encode

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dlcore.base.access.principals import ANONYMOUS, Caller, Principal, Proof
+from dlcore.base.access.rights import ANONYMOUS, Caller, Principal, Proof
 from dlcore.base.errors import ConfigurationError
 from dlcore.flight.forwards import Forwarder, Wish, wish_of
 from dlcore.flight.put import UNREACHABLE_MAX

@@ -12,8 +12,8 @@ from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import batch_of
 from dlcore.log.reading.rows import EntryRows
+from dlcore.proxy.reading.ring import CUT_FACTOR, RUN_BYTES, Fetched, fetched
 from dlcore.proxy.reading.rows import RowView, row_bytes_of
-from dlcore.proxy.reading.runs import CUT_FACTOR, RUN_BYTES, Fetched, fetched
 from tests.dlcore.flight.test_sending import arrow_message
 
 VIEW = RowView("a", None, ["dlsn", "value"])

@@ -8,7 +8,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from dlcore.base.access.principals import ANONYMOUS, Caller
+from dlcore.base.access.rights import ANONYMOUS, Caller
 from dlcore.base.errors import AccessDeniedError
 from dlcore.flight import calls
 from dlcore.proxy import callers

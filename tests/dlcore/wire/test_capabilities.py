@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from dlcore.base.access import holding
+from dlcore.base.access import capability
 from dlcore.base.access.capability import (
     EVERYTHING,
     ID_MAX,
+    CarriedPurse,
     Grant,
     LedgerRight,
+    OwnPurse,
     Reach,
     Signer,
     new_private_key,
 )
-from dlcore.base.access.holding import CarriedPurse, OwnPurse
 from dlcore.base.config import LedgerClientConfig
 from dlcore.wire.capabilities import reach_of, reach_of_add, reach_of_adds
 from dlcore.wire.client import WireBookieClient
@@ -44,7 +45,7 @@ from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, r
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dlcore.base.access.holding import Purse
+    from dlcore.base.access.capability import Purse
 
 
 READ, ADD = LedgerRight.READ, LedgerRight.ADD
@@ -157,7 +158,7 @@ def test_a_capability_that_a_bookie_forgot_is_presented_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both ends drop the oldest."""
-    monkeypatch.setattr(holding, "KEPT_MAX", 2)
+    monkeypatch.setattr(capability, "KEPT_MAX", 2)
     script, tokens = Script(replies=lac_message), [token_of(1), token_of(2)]
     later = token_of(3)
 

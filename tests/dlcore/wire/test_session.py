@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.base.access.capability import EVERYTHING, Grant, LedgerRight, Signer, new_private_key
-from dlcore.base.access.holding import CarriedPurse, OwnPurse
+from dlcore.base.access.capability import (
+    EVERYTHING,
+    CarriedPurse,
+    Grant,
+    LedgerRight,
+    OwnPurse,
+    Signer,
+    new_private_key,
+)
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB, LedgerClientConfig
 from dlcore.base.errors import (
     BookieOverloadedError,

@@ -37,7 +37,7 @@ from dlcore.base.records import NotLessThan, RecordField
 from dlcore.log.entries.batches import typed_read_fields
 from dlcore.log.entries.body import batch_of
 from dlcore.ops.cli.console import door_answers as answers, door_requests as requests
-from dlcore.ops.cli.console.statuses import error_value, headers_of, status_of
+from dlcore.ops.cli.console.door_answers import error_value, headers_of, status_of
 from dlcore.ops.cli.console.values import end_count
 
 if TYPE_CHECKING:

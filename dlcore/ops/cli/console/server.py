@@ -25,8 +25,7 @@ from dlcore.ops.cli.console.changing import Asked, Changing
 from dlcore.ops.cli.console.door import Door, failure, unknown
 from dlcore.ops.cli.console.door_requests import BODY_BYTES_MAX
 from dlcore.ops.cli.console.guard import POLICY, Guard
-from dlcore.ops.cli.console.looking import Looking
-from dlcore.ops.cli.console.tailing import follow
+from dlcore.ops.cli.console.looking import Looking, follow
 from dlcore.ops.cli.times import EpochMs
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from hypothesis import given, strategies as st
 
 from dlcore.base.access import gate as gates
 from dlcore.base.access.gate import Asked, End, Ended, Event, Gate, Refuse, RulesDamaged, RulesRead
-from dlcore.base.access.principals import ANONYMOUS, Principal, Proof
-from dlcore.base.access.rights import Demand, Right, Rule, Scope
+from dlcore.base.access.rights import ANONYMOUS, Demand, Principal, Proof, Right, Rule, Scope
 from dlcore.base.errors import AccessDeniedError, LogNotReadyError
 
 ALICE = Principal(Proof.TOKEN, "alice")

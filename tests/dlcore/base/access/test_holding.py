@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.base.access import holding
-from dlcore.base.access.capability import Grant, LedgerRight, Reach, Signer, new_private_key, parse
-from dlcore.base.access.holding import CarriedPurse, Kept, OwnPurse
+from dlcore.base.access import capability
+from dlcore.base.access.capability import (
+    CarriedPurse,
+    Grant,
+    Kept,
+    LedgerRight,
+    OwnPurse,
+    Reach,
+    Signer,
+    new_private_key,
+    parse,
+)
 from dlcore.base.errors import AccessDeniedError
 
 SIGNER = Signer(new_private_key())
@@ -26,7 +35,7 @@ def keep(kept: Kept, *tokens: bytes) -> list[bytes]:
 
 def test_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest goes first, and one that comes again is the latest."""
-    monkeypatch.setattr(holding, "KEPT_MAX", 2)
+    monkeypatch.setattr(capability, "KEPT_MAX", 2)
     kept, (a, b, c) = Kept(), map(token_of, range(3))
     assert keep(kept, a, b, a) == [a, b]
     assert keep(kept, c) == [c, a]
@@ -37,7 +46,7 @@ def test_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_their_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few they are, and a repeated one counts once."""
     a, b, c = map(token_of, range(3))
-    monkeypatch.setattr(holding, "KEPT_BYTES_MAX", 2 * len(a))
+    monkeypatch.setattr(capability, "KEPT_BYTES_MAX", 2 * len(a))
     kept = Kept()
     assert keep(kept, a, b, b, a, b) == [b, a]
     assert keep(kept, c) == [c, b]

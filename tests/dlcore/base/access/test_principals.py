@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.base.access.principals import ANONYMOUS, NAME_LENGTH_MAX, Caller, Principal, Proof
+from dlcore.base.access.rights import ANONYMOUS, NAME_LENGTH_MAX, Caller, Principal, Proof
 from dlcore.base.errors import ConfigurationError
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.base.access.principals import ANONYMOUS, Principal, Proof
 from dlcore.base.access.rights import (
+    ANONYMOUS,
     RULES_MAX,
     Demand,
+    Principal,
+    Proof,
     Right,
     Rule,
     Rules,

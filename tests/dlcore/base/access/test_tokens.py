@@ -11,7 +11,7 @@ import pytest
 from joserfc import jws
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
-from dlcore.base.access.principals import Principal, Proof
+from dlcore.base.access.rights import Principal, Proof
 from dlcore.base.access.tokens import KEYS_MAX, TOKEN_LENGTH_MAX, Keys, Token, TokenRules
 from dlcore.base.errors import ConfigurationError, UnauthenticatedError
 from tests.fixtures.tokens import AUDIENCE, ISSUER, encoded, forged, sign

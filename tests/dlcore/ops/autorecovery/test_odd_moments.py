@@ -18,7 +18,7 @@ from dlcore.base.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.metadata.changing import ATTEMPTS_MAX
+from dlcore.metadata.one_node import ATTEMPTS_MAX
 from dlcore.metadata.port import SessionState
 from dlcore.ops.autorecovery.check import Held, fragments_of
 from dlcore.ops.autorecovery.listing import LOCK_VERSION, RepairList

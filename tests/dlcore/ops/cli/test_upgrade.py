@@ -19,8 +19,7 @@ from dlcore.base.records import LogRecord
 from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.log.metadata.owner import StagingProcess
 from dlcore.log.metadata.values import LockHolder
-from dlcore.metadata.binding import ensure_namespace, read_binding
-from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.binding import ClusterFeatures, ensure_namespace, read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
 from dlcore.ops.autorecovery.values import RecoveryMember

@@ -15,8 +15,15 @@ from dlcore.base.errors import (
 )
 from dlcore.base.machines import CallFailed, Ended
 from dlcore.ledger.metadata.values import COLD_LAYOUT, LedgerMetadata, LedgerState, StoredObject
-from dlcore.log.cold.facts import ObjectFacts, difference, end_entry_of, url_of
-from dlcore.log.cold.origin import EXTENTS_NOTED_MAX, noted_origin, origin_of
+from dlcore.log.cold.facts import (
+    EXTENTS_NOTED_MAX,
+    ObjectFacts,
+    difference,
+    end_entry_of,
+    noted_origin,
+    origin_of,
+    url_of,
+)
 from dlcore.ops.upkeep.mending import (
     ATTEMPTS_MAX,
     TWINS_MAX,

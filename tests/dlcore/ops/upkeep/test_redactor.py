@@ -24,7 +24,7 @@ from dlcore.log.metadata.redactions import digest_of
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle
 from dlcore.log.upkeep.forks import fork_log
 from dlcore.log.writing.producers import Producers
-from dlcore.metadata import cluster_features
+from dlcore.metadata import binding
 from dlcore.ops.upkeep import redactor as redactor_module
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.redactor import LogRedactor
@@ -291,7 +291,7 @@ def test_the_feature_must_be_finalized(monkeypatch: pytest.MonkeyPatch) -> None:
         async def has(_: object, name: str) -> bool:
             return name != REDACTION
 
-        monkeypatch.setattr(cluster_features.ClusterFeatures, "has", has)
+        monkeypatch.setattr(binding.ClusterFeatures, "has", has)
         assert "feature 'redaction' is not finalized" in await refused(scene, UnsupportedError)
 
     on_scene(body)

@@ -14,7 +14,7 @@ from dlcore.base.config import LogSettings
 from dlcore.base.errors import ConfigurationError, ObjectStoreError
 from dlcore.base.isolating import Troubles
 from dlcore.base.records import LogRecord
-from dlcore.metadata import cluster_features
+from dlcore.metadata import binding
 from dlcore.metadata.cluster_settings import ClusterSettingsStore
 from dlcore.metadata.port import ANY_VERSION, Put
 from dlcore.ops.autorecovery.metrics import RecoveryFigures
@@ -177,7 +177,7 @@ def test_a_tier_of_the_namespace_waits_for_its_feature(caplog: pytest.LogCapture
             await writer.mark_end_of_stream()
         scene.pass_time()
         worker = LogUpkeep.of(scene.merging, OF_ALL)
-        with patch.object(cluster_features.ClusterFeatures, "has", return_value=False):
+        with patch.object(binding.ClusterFeatures, "has", return_value=False):
             assert await worker.tier() == 1
         assert "dlog upgrade finalize" in caplog.text
         assert await is_cold(scene) == [True]

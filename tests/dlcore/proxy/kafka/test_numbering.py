@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 from dlcore.log.entries.stamp import GENERATED_PREFIX, PRODUCER_NAME_BYTES_MAX, Claim
 from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
 from dlcore.proxy.kafka.numbering import ID_BITS, mark_of, name_of
-from dlcore.proxy.kafka.offsets import BATCHES_KEPT, PRODUCERS_MAX, RecentOffsets
+from dlcore.proxy.kafka.positions import BATCHES_KEPT, PRODUCERS_MAX, RecentOffsets
 from dlcore.proxy.kafka.records import ProducedBatch
 
 PRODUCER = 2**62 + 5

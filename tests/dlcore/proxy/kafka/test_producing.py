@@ -13,7 +13,7 @@ from kio.static.constants import EntityType
 
 from dlcore.base.errors import DLError
 from dlcore.proxy.kafka import messages, producing
-from dlcore.proxy.kafka.offsets import BATCHES_KEPT
+from dlcore.proxy.kafka.positions import BATCHES_KEPT
 from dlcore.proxy.kafka.session import REQUEST_BYTES_MAX
 from tests.dlcore.proxy.kafka.test_server import opened, raw, started
 from tests.fixtures.aio import until

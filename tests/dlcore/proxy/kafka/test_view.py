@@ -15,8 +15,8 @@ from dlcore.log.entries.body import batch_of
 from dlcore.log.reading.rows import EntryRows, StoredRows
 from dlcore.proxy.kafka.records import HEADERS
 from dlcore.proxy.kafka.view import BATCH_BYTES, RecordView, is_keyed
+from dlcore.proxy.reading.ring import fetched
 from dlcore.proxy.reading.rows import RowView
-from dlcore.proxy.reading.runs import fetched
 
 VALUE, KEY = ("value", pa.binary()), ("key", pa.binary())
 END = DLSN(9, 0, 0)

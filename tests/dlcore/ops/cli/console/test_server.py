@@ -268,7 +268,7 @@ def test_a_tail_of_columns() -> None:
 def test_tails_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more is refused; one that its page has left is noticed, and makes room."""
     monkeypatch.setattr(console_server, "TAILS_MAX", 1)
-    monkeypatch.setattr("dlcore.ops.cli.console.tailing.KEEP_S", 0.01)
+    monkeypatch.setattr("dlcore.ops.cli.console.looking.KEEP_S", 0.01)
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         async with served(cluster.namespaces[0]) as browser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlcore.base import errors
-from dlcore.ops.cli.console.statuses import error_value, headers_of, status_of
+from dlcore.ops.cli.console.door_answers import error_value, headers_of, status_of
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,12 @@
-"""Memory settings of the C library and of Python for a server, which holds much memory for long.
+"""The process of a server: its report to operators, a new configuration at a signal, its memory.
+
+The report is a file in memory with the settings in use, and the stacks of all threads at a signal.
+`dlog debug bundle` finds the servers of a machine by these files: /proc shows them to the user of
+the process and to root, and to no one else.  Nothing is on a disk, and nothing is left at the end.
+
+The first line is an object with the settings in use.  They name files of keys and tokens, and hold
+none.  At SIGUSR2 the stacks of all threads are written below it, by the handler of the signal
+itself: also by a process whose event loop hangs.
 
 After a free, the C library returns the free memory at the heap's end beyond twice the largest
 block, and it maps very large blocks again each time.  With messages of half a megabyte this happens
@@ -24,12 +32,87 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
+import json
 import logging
+import os
+import signal
+from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.base.config import MIB
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.log_lines import escaped
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from dlcore.base.log_lines import Process
+
+
+NAME_PREFIX = "dlog "
+"""How the names of these files begin; role and name of the process follow."""
+STACKS_SIGNAL = signal.SIGUSR2
+_NAME_BYTES_MAX = 200
+
+
+def report_oneself(process: Process, settings: Mapping[str, object]) -> None:
+    """Tell the settings of this process, and at `STACKS_SIGNAL` its stacks; only on Linux."""
+    if not hasattr(os, "memfd_create"):
+        return
+    name = escaped(f"{NAME_PREFIX}{process.role} {process.name}").encode()
+    file = os.memfd_create(name[:_NAME_BYTES_MAX].decode(errors="ignore"))
+    os.fchmod(file, 0o600)
+    report = {"role": process.role, "name": process.name, "settings": settings}
+    os.write(file, json.dumps(report, default=str).encode() + b"\n")
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def next_configuration(
+    hung_up: asyncio.Event, read: Callable[[], Awaitable[T]], known: T
+) -> T:
+    """Return the next configuration that differs from `known`.
+
+    Args:
+        hung_up: set by SIGHUP, when the configuration may have changed.
+        read: returns the current configuration; its error is logged, and nothing changes.
+        known: the configuration in use.
+    """
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        try:
+            found = await read()
+        except ConfigurationError as error:
+            logger.error(  # noqa: TRY400  not ours
+                "the configuration stays as it was: %s; to do: correct the setting, and send "
+                "SIGHUP again",
+                error,
+            )
+            continue
+        logger.warning("the configuration was read again; to do: nothing")
+        if found != known:
+            return found
+        logger.debug("the configuration is the same as before")
+
+
+def tell_left(left: Mapping[str, object], kept: Mapping[str, object]) -> None:
+    """Log the settings that a running program does not take over, and what it keeps of them."""
+    for key, value in left.items():
+        logger.warning(
+            "%s=%s takes effect after a restart, until then %s; to do: restart the process when "
+            "it suits",
+            key,
+            value,
+            kept[key],
+        )
+
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""

@@ -1,1 +1,0 @@
-"""The rules for writes to a disk that is nearly full."""
