@@ -136,7 +136,7 @@ async def operator_port(
 async def require_free_port(options: HttpOptions, now: HttpOptions) -> None:
     """Require that a port can be opened in the place of the one of `now`, which is open.
 
-    Of the same port it cannot be found out.
+    A port that stays the same cannot be tried, because this process listens there.
 
     Raises:
         ConfigurationError: the port is taken, or the host is no address of this machine.
