@@ -137,7 +137,7 @@ async def operator_port(
 async def require_free_port(options: HttpOptions, now: HttpOptions) -> None:
     """Require that a port can be opened in the place of the one of `now`, which is open.
 
-    Of the same port it cannot be found out.
+    The same port on another host cannot be tried while it is open here, and is not.
 
     Raises:
         ConfigurationError: the port is taken, or the host is no address of this machine.
