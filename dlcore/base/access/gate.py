@@ -136,7 +136,10 @@ class Gate(Machine[GateState]):
         verdict = self._rules.judge(principal, demand)
         if verdict is Verdict.ALLOWED:
             return None
-        return AccessDeniedError(f"{principal} may not {demand}: {verdict.value}")
+        return AccessDeniedError(
+            f"{principal} may not {demand}: {verdict.value}; to do: "
+            + _what_to_do(verdict, principal, demand)
+        )
 
     def handle(self, event: Event) -> Sequence[Effect]:
         """Take an event; return what to do."""
@@ -186,3 +189,10 @@ class Gate(Machine[GateState]):
         for end in ends:
             del self._running[end.call]
         return ends
+
+
+def _what_to_do(verdict: Verdict, principal: Principal, demand: Demand) -> str:
+    if verdict is Verdict.DENIED:
+        return "ask an operator, to whom dlog acl list shows the rule"
+    where = "--namespace" if demand.log is None else f"--log {demand.log!r}"
+    return f"ask an operator for dlog acl allow {str(principal)!r} {demand.right.value} {where}"

@@ -197,7 +197,6 @@ def test_a_redacted_row_is_not_sent_again() -> None:
 def test_memory_is_freed_without_another_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy whose readers have all left looks at its messages until none is kept."""
     monkeypatch.setattr(serving, "CALM_S", 0.05)
-    monkeypatch.setattr(kept_module, "KEPT_S", 0.5)
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -209,6 +208,7 @@ def test_memory_is_freed_without_another_reader(monkeypatch: pytest.MonkeyPatch)
         older = reads.followed.budget.older
         await reads.do_get(Ticket(log="a"), _drop)
         assert len(older) == 1
+        monkeypatch.setattr(kept_module, "KEPT_S", 0.0)
         await until(lambda: not older)
 
     with_proxies("a")(scenario)

@@ -61,7 +61,17 @@ def test_each_demand_of_a_call_is_judged() -> None:
     assert gate.has_rules
     assert refusal(gate, Asked(1, ALICE, (READ,))) is None
     refused = refusal(gate, Asked(2, ALICE, (READ, APPEND)))
-    assert refused == "AccessDeniedError: user:alice may not append log 'a': no rule allows it"
+    assert refused == (
+        "AccessDeniedError: user:alice may not append log 'a': no rule allows it; to do: ask an "
+        "operator for dlog acl allow 'user:alice' append --log 'a'"
+    )
+    refused = refusal(gate, Asked(3, ALICE, (Demand(Right.MANAGE),)))
+    assert refused is not None
+    assert refused.endswith("for dlog acl allow 'user:alice' manage --namespace")
+    denied = a_gate(RulesRead((Rule.parse("deny user:alice append log a"),)))
+    refused = refusal(denied, Asked(1, ALICE, (APPEND,)))
+    assert refused is not None
+    assert "a rule denies it; to do: ask an operator, to whom dlog acl list shows" in refused
 
 
 def test_damaged_rules_let_super_users_in_only() -> None:
