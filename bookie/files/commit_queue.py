@@ -18,7 +18,7 @@ Invariants:
   until it fits.  Only a bookie that closes gives up instead.
 
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.  `EntryLog` adds records to batches.
-The driver (`commit_driver.py`) performs the effects and feeds the answers back.
+The driver (`entry_log.py`) performs the effects and feeds the answers back.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class LedgerEnd(NamedTuple):
 
     Entries up to `claimed`, the highest LAC, are acknowledged.  An ack quorum holds the entries
     after it up to `held`.  The next entry is absent, or `is_decided` is False.  If one bookie alone
-    returned a LAC above `vouched`, it is a claim (`claims`), unless others hold the entries up to
+    returned a LAC above `vouched`, it is a claim, unless others hold the entries up to
     it.
     """
 
