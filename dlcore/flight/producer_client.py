@@ -54,12 +54,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.flight.put import Numbered
 from dlcore.flight.sending import framed
-from dlcore.log.entries.batches import (
-    RECORD_OVERHEAD_BYTES,
-    RECORD_TICKET_BYTES,
-    Batcher,
-    Lists,
-)
+from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES, RECORD_TICKET_BYTES, Batcher, Lists
 from dlcore.log.entries.body import batch_of, byte_log_schema
 from dlcore.log.entries.stamp import GENERATED_KEPT_MS, KEPT_MS
 

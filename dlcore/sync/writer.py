@@ -11,7 +11,7 @@ from dlcore.base.config import RECORD_SIZE_BYTES_MAX
 from dlcore.base.errors import LogNotReadyError, SchemaMismatchError
 from dlcore.base.ids import TXID_MAX
 from dlcore.base.records import LogRecord
-from dlcore.log.entries.batches import RECORD_OVERHEAD_BYTES, checked_payload, no_record
+from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES, checked_payload, no_record
 from dlcore.sync.writer_calls import WriterCalls
 
 if TYPE_CHECKING:

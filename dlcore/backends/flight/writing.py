@@ -32,7 +32,7 @@ from dlcore.flight.producer_client import (
     WriteBatch,
     counted,
 )
-from dlcore.log.entries.batches import parts_of
+from dlcore.log.entries.batcher import parts_of
 from dlcore.log.entries.stamp import GENERATED_PREFIX
 from dlcore.log.writing.records_writer import AsyncLogWriter, left_open
 

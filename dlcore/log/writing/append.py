@@ -62,7 +62,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.machines import Machine, State, Transitions
-from dlcore.log.entries.batches import txid_out_of_order
+from dlcore.log.entries.batcher import txid_out_of_order
 from dlcore.log.entries.body import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.writing.transmit import OwnExtent, Transmitter, Unwritten

@@ -26,7 +26,8 @@ from dlcore.base.config import MIB, require
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
-from dlcore.log.entries.batches import RECORD_TICKET_BYTES, Batcher, Lists, check_txids, cut
+from dlcore.log.entries.batcher import RECORD_TICKET_BYTES, Batcher, Lists
+from dlcore.log.entries.batches import check_txids, cut
 from dlcore.log.entries.body import (
     BYTES_SCHEMA_ID,
     batch_of,

@@ -25,7 +25,8 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batches import byte_log_batch, parts_of
+from dlcore.log.entries.batcher import parts_of
+from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.upkeep.removal import remove_truncated

@@ -13,7 +13,7 @@ from dlcore.base.errors import OverCapacityError, UnexpectedError
 from dlcore.base.ids import DLSN
 from dlcore.flight.producer_client import MESSAGE_BYTES, Outbox
 from dlcore.flight.replies import End
-from dlcore.log.entries.batches import RECORD_OVERHEAD_BYTES, RECORD_TICKET_BYTES
+from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES, RECORD_TICKET_BYTES
 
 
 def rows(count: int, size: int = 1) -> pa.RecordBatch:

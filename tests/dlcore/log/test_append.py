@@ -21,7 +21,7 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batches import RECORD_TICKET_BYTES
+from dlcore.log.entries.batcher import RECORD_TICKET_BYTES
 from dlcore.log.entries.body import batch_of, decode_entry_header, stamp_of
 from dlcore.log.entries.stamp import decode_stamp
 from dlcore.log.metadata.changes import plan_complete, plan_truncate

@@ -17,7 +17,7 @@ from dlcore.base.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.base.ids import TXID_MAX
-from dlcore.log.entries.batches import (
+from dlcore.log.entries.batcher import (
     RECORD_OVERHEAD_BYTES,
     RECORD_TICKET_BYTES,
     Batcher,

@@ -18,8 +18,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.base.records import EntryPlace
+from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES
 from dlcore.log.entries.batches import (
-    RECORD_OVERHEAD_BYTES,
     byte_log_batch,
     check_txids,
     cut,
@@ -37,7 +37,8 @@ from dlcore.log.entries.body import (
     decode_entry_header,
     encode_entry,
 )
-from dlcore.log.reading.rows import EntryRows, take_records
+from dlcore.log.reading.rows import EntryRows
+from dlcore.log.reading.taking import take_records
 from tests.fixtures.lengths import for_each
 
 

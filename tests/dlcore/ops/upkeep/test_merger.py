@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 
-from dlcore.backends.scanning import ScanClients, scan
+from dlcore.backends.scanning import LedgerClients, ScanClients, scan
 from dlcore.base.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.base.errors import DLError, LogNotFoundError
 from dlcore.base.ids import DLSN
@@ -273,13 +273,12 @@ def test_ledgers_that_lost_extents_to_a_merge_go_after_a_grace() -> None:
     on_scene(body)
 
 
-class MemoryClients(ScanClients):
-    """Reads by a plan without a metadata store, and asks a namespace when that fails."""
+class MemoryLedgers(LedgerClients):
+    """Clients of the memory bookies."""
 
-    def __init__(self, cluster: MemoryCluster, namespace: DirectNamespace) -> None:
-        super().__init__()
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(LedgerClientConfig(), None, lambda _: None)
         self._cluster = cluster
-        self._namespace = namespace
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
         """Return a client of the memory bookies."""
@@ -291,6 +290,15 @@ class MemoryClients(ScanClients):
             clock=ManualClock("scan"),
             rng=random.Random(0),
         )
+
+
+class MemoryClients(ScanClients):
+    """Reads by a plan without a metadata store, and asks a namespace when that fails."""
+
+    def __init__(self, cluster: MemoryCluster, namespace: DirectNamespace) -> None:
+        super().__init__()
+        self.ledgers = MemoryLedgers(cluster)
+        self._namespace = namespace
 
     async def fresh_context(self, uri: str) -> LogContext:
         """Return the one of the test."""

@@ -35,7 +35,7 @@ from tests.dlcore.ops.upkeep.test_merger import (
     CONFIG,
     POLICY,
     TIME_LIMIT_S,
-    MemoryClients,
+    MemoryLedgers,
     Scene,
     as_rows,
     check_ledgers,
@@ -267,14 +267,14 @@ def test_a_scan_goes_on_when_its_ledgers_went(after: int) -> None:
         assert await scan_all(scene, snapshot) == expected  # all of its ledgers are gone
         cold = scene.namespace.log_context.cold
         with pytest.MonkeyPatch.context() as patch:
-            client_of = MemoryClients.client_of
+            client_of = MemoryLedgers.client_of
 
             def with_cold(*arguments: object) -> object:
                 client = client_of(*arguments)  # type: ignore[arg-type]
                 client.cold = cold
                 return client
 
-            patch.setattr(MemoryClients, "client_of", with_cold)
+            patch.setattr(MemoryLedgers, "client_of", with_cold)
             assert await scan_all(scene, await scene.log.get_snapshot()) == expected
 
     on_tier_scene(body)
