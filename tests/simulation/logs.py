@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from dlcore.backends.scanning import ScanClients, scan
+from dlcore.backends.scanning import LedgerClients, ScanClients, scan
 from dlcore.base.errors import AlreadyTruncatedError, DLError, EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.ledger.client import LedgerClient
@@ -60,13 +60,12 @@ _TIDYING_S_MAX = 90.0
 _SWEEPS_MIN = 4
 
 
-class _Scanning(ScanClients):
-    """Reads by a plan alone, and asks a namespace once that fails."""
+class _Ledgers(LedgerClients):
+    """Reads ledgers from the simulated bookies, without metadata."""
 
     def __init__(self, process: LogProcess) -> None:
-        super().__init__()
-        self._process = process
         client = process.client
+        super().__init__(client.config, None, lambda _: None)
         self._reading = LedgerClient(
             ledger_store=None,
             registry=None,
@@ -80,6 +79,15 @@ class _Scanning(ScanClients):
     def client_of(self, _: str, __: Mapping[BookieId, str]) -> LedgerClient:
         """Return a client without metadata."""
         return self._reading
+
+
+class _Scanning(ScanClients):
+    """Reads by a plan alone, and asks a namespace once that fails."""
+
+    def __init__(self, process: LogProcess) -> None:
+        super().__init__()
+        self._process = process
+        self.ledgers = _Ledgers(process)
 
     async def fresh_context(self, _: str) -> LogContext:
         """Return the process's own."""

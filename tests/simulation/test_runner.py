@@ -11,7 +11,7 @@ import pytest
 from dlcore.ledger.writing.appender import LedgerAppender
 from tests.fixtures.lengths import amount
 from tests.simulation import coverage, mutants_run, workload
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, focused
 from tests.simulation.runner import run_many, run_some
 from tests.simulation.tiers import TIER_ROLES
 from tests.simulation.workload import run_seed
@@ -46,6 +46,12 @@ def test_a_search_runs_in_other_processes_and_counts(capsys: pytest.CaptureFixtu
     assert "seeds a second" in text
     assert "client pauses" in text
     assert "LedgerAppender" in text
+
+
+def test_a_seed_runs_the_same_way_again() -> None:
+    """No part of it is real: a socket or clock that is would answer sooner or later."""
+    with focused("lived logs"):
+        assert run_seed(4).steps == run_seed(4).steps
 
 
 def test_processes_of_a_focus_die_often() -> None:
