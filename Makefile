@@ -12,6 +12,8 @@ VENV := .venv
 endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# An environment whose Python has gone, as after an upgrade of the system, is made again.
+$(shell [ -x '$(BIN)/python' ] || rm -f '$(STAMP)')
 ARCHIVE := $(VENV)/spark.jsa
 SEEDS ?= 2000
 SEEDS_MAX ?= 3000
@@ -241,7 +243,7 @@ requirements:
 
 # --group needs pip 25.1.
 $(STAMP): pyproject.toml | requirements
-	@[ -x $(BIN)/python ] || '$(PYTHON)' -m venv $(VENV)
+	@[ -x $(BIN)/python ] || '$(PYTHON)' -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@echo "installing dlog and its tools into $(VENV) (PySpark is large: this takes a few minutes once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cli,spark]' --group dev

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,27 @@ def test_make_help_explains_every_target() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in explained:
         assert f"make {target} " in shown
+
+
+def test_an_environment_whose_python_has_gone_is_made_again(tmp_path: Path) -> None:
+    """An upgrade of the system leaves links to a Python that is not there any more."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    python, stamp = tmp_path / ".venv" / "bin" / "python", tmp_path / ".venv" / ".installed"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    stamp.touch()
+    command = ["make", "--dry-run", "install"]
+
+    def planned() -> str:
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert " -m venv " not in planned()
+    python.unlink()
+    python.symlink_to(tmp_path / "gone")
+    assert " -m venv " in planned()
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
