@@ -52,6 +52,7 @@ _ROOM = "dlcore/proxy"
 _ACKS = "dlcore/flight/test_acks.py"
 _MERGED = "test_appends_beside_a_proxy_are_merged_with_what_it_writes"
 _LET_GO = "test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of"
+_RELEASED = "test_accepted_records_are_acknowledged_before_their_log_is_released"
 _BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order"
 
 
@@ -173,7 +174,7 @@ def a_proxy_sends_clients_to_itself() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_moving.py::test_logs_move_under_load")
+@caught_by(f"{_ROOM}/test_draining.py::{_RELEASED}")
 def a_log_is_let_go_of_without_what_was_accepted() -> Iterator[None]:
     """Its writer is aborted, where it should write all that it has."""
 
