@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import LogNotFoundError, ObjectStoreError
 from dlcore.base.features import COLD_SEGMENTS
 from dlcore.log.metadata.store import persistently
@@ -97,14 +98,18 @@ class TierRounds:
         Raises:
             MetadataError: the store failed.
         """
-        if self._config.tier != self._wanted.tier:
-            with troubles.isolated("the tier of all logs is not used"):
-                await self._features.require(COLD_SEGMENTS)
-                self._use(self._wanted)
-        await self._tierer.tidy()
-        await self._list()
-        due = self._visits.due(self._context.clock.now_ms())
-        return await self._visit(due, troubles, is_early=False)
+        self._figures.tier_round_s = steady_s()
+        try:
+            if self._config.tier != self._wanted.tier:
+                with troubles.isolated("the tier of all logs is not used"):
+                    await self._features.require(COLD_SEGMENTS)
+                    self._use(self._wanted)
+            await self._tierer.tidy()
+            await self._list()
+            due = self._visits.due(self._context.clock.now_ms())
+            return await self._visit(due, troubles, is_early=False)
+        finally:
+            self._figures.tier_round_s = None
 
     async def tier_early(self, troubles: Troubles) -> int:
         """Tier what is due in logs whose segments wait less than for a round; return how many runs.

@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.base.backoff import Backoff
-from dlcore.base.clock import steady_s
 from dlcore.base.errors import (
     DLError,
     LogNotFoundError,
@@ -166,7 +165,7 @@ class LogUpkeep:
         self._config = config
         self._repairs = RepairList(context.store, context.paths, context.clock)
         self._token = context.clock.new_token().encode()
-        figures = self._figures = figures or RecoveryFigures()
+        figures = figures or RecoveryFigures()
         self._tiers = TierRounds(context, owner, config, self._lock, figures)
         self._scrubber = ColdScrubber(context, config, self._repairs, self._lock, figures)
         self._exporter = PeriodicExporter(context, config, self._lock, figures)
@@ -256,11 +255,7 @@ class LogUpkeep:
         A log that fails is tried again by the next call, and so is a store, with all of its logs.
         """
         troubles = Troubles()
-        self._figures.tier_round_s = steady_s()
-        try:
-            count = await self._tiers.tier(troubles)
-        finally:
-            self._figures.tier_round_s = None
+        count = await self._tiers.tier(troubles)
         await self._repairs.tell("tiers", troubles)
         return count
 

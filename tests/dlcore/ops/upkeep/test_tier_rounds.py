@@ -21,6 +21,7 @@ from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.live_settings import require_allowed
 from dlcore.ops.upkeep import worker as upkeep_worker
 from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.tier_rounds import TierRounds
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.dlcore.ops.upkeep.test_tierer import (
     AGE_MS,
@@ -304,6 +305,38 @@ def test_after_a_failure_the_next_round_tries_again(monkeypatch: pytest.MonkeyPa
         scene.objects.failing.clear()
         await worker.tier()
         assert await cold_segments(log) == [True]
+
+    on_tier_scene(body, appends=1)
+
+
+def test_figures_have_the_begin_of_a_round_while_it_lasts() -> None:
+    """Also when the round fails; work between two rounds is none."""
+
+    async def body(scene: TierScene) -> None:
+        figures = RecoveryFigures()
+        worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS, figures)
+        seen: list[bool] = []
+        put_new = scene.objects.put_new
+
+        async def watched(url: str, data: BytesLike) -> None:
+            seen.append(figures.tier_round_s is not None)
+            await put_new(url, data)
+
+        log = await tiered_log(scene, "watched", 0)
+        await complete_segment(log)
+        scene.pass_time()
+        await scene.merging.log_context.store.sync("/")
+        with patch.object(scene.objects, "put_new", watched):
+            await worker.tier()
+        assert seen
+        assert all(seen)
+        assert figures.tier_round_s is None
+        with (
+            patch.object(TierRounds, "_visit", side_effect=ZeroDivisionError),
+            pytest.raises(ZeroDivisionError),
+        ):
+            await worker.tier()
+        assert figures.tier_round_s is None
 
     on_tier_scene(body, appends=1)
 
