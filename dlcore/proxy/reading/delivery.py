@@ -25,6 +25,7 @@ from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.kept import Series
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.ring import fetched
+from dlcore.proxy.reading.rows import key_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sized
@@ -65,8 +66,7 @@ class Reading:
     @property
     def series(self) -> Series:
         """The messages into which readers like this one divide the log."""
-        schema = self.view.schema.serialize().to_pybytes()
-        return Series(self.log.log_id, self.log.name, schema, self.rewrites)
+        return Series(self.log.log_id, self.log.name, key_of(self.view), self.rewrites)
 
 
 class Deliveries:

@@ -13,7 +13,7 @@ from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, EndOfStreamError, UnexpectedError
 from dlcore.proxy.reading.awaited import Awaited
 from dlcore.proxy.reading.ring import RUN_BYTES, fetched
-from dlcore.proxy.reading.rows import row_bytes_of
+from dlcore.proxy.reading.rows import key_of, row_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ class _Rings:
     @contextmanager
     def ring(self, view: View, end: DLSN) -> Iterator[Ring]:
         """Yield the ring of a view; a new one begins at `end`."""
-        key = view.schema.serialize().to_pybytes()
+        key = key_of(view)
         known = self._rings.get(key)
         if known is None:
             known = self._rings[key] = _ViewRing(view, self._budget.open_ring(end))

@@ -40,8 +40,8 @@ class Series:
 
     log_id: str
     log: str
-    schema: bytes
-    """Schema of the readers' view: views with the same one make the same messages."""
+    view: bytes
+    """The key of the readers' view."""
     rewrites: int
     """How often extents of the log had been replaced."""
 

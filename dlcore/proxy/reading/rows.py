@@ -56,6 +56,12 @@ class View(Protocol):
         ...
 
 
+def key_of(view: View) -> bytes:
+    """Return what is the same for all views that make the same messages."""
+    found: bytes = view.schema.serialize().to_pybytes()
+    return found
+
+
 class RowView:
     """The wanted columns of a log's rows.
 
