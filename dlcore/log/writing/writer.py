@@ -179,7 +179,7 @@ class Pump:
             logger.warning(
                 "writer of log=%s failed: %s: %s; to do: open a new writer; if it fails as well, "
                 "see to the reason",
-                self.machine.at.name,
+                self.machine.log.name,
                 name,
                 error,
             )
@@ -187,7 +187,7 @@ class Pump:
 
     def on_defect(self, error: BaseException) -> None:
         """Fail, since callers that wait for an answer must not wait for ever."""
-        name = self.machine.at.name
+        name = self.machine.log.name
         self.fail(UnexpectedError(f"the writer of log {name!r} broke: {error!r}"))
 
     async def wait_for_capacity(self) -> None:
@@ -207,7 +207,7 @@ class Pump:
         """Return the head's version if the log is as this writer left it, else None."""
         async with self.changing:
             at = await self._read_head()
-            return at.version if self.machine.is_untouched(at) else None
+            return at.version if self.machine.log.is_untouched(at) else None
 
     def ownership_changed(self, lock: WriterLock) -> None:
         """Go on, wait or fail, as the lock says now."""
@@ -408,10 +408,11 @@ class DirectWriter(AsyncLogWriter):
         while True:
             await self.flush()
             # An append or a truncation may change the log during the read: then read again.
-            at = self.machine.at
-            last = None if self.machine.end else await find_last_dlsn(self._context, self._log)
-            if at is self.machine.at:
-                return self.last_dlsn if self.machine.end else last
+            log = self.machine.log
+            at = log.at
+            last = None if log.end else await find_last_dlsn(self._context, self._log)
+            if at is log.at:
+                return self.last_dlsn if log.end else last
 
     @override
     async def commit(self) -> DLSN | None:
@@ -433,7 +434,9 @@ class DirectWriter(AsyncLogWriter):
         snapshot = LogFollower(self._context, self._log).take
         dlsn = await first_to_keep(self._context, snapshot, dlsn, txid, timestamp_ms)
         async with self.pump.changing:
-            changed, at = await truncate_log(self._context, machine.at, dlsn, end=machine.end)
+            changed, at = await truncate_log(
+                self._context, machine.log.at, dlsn, end=machine.log.end
+            )
             self.pump.handle(HeadChanged(at, self.pump.now_ms()))
         if machine.error is not None:
             raise machine.error
