@@ -170,7 +170,9 @@ def writers_follow_the_first_change_only() -> Iterator[None]:
     have_read: WeakSet[SettingsFollower] = WeakSet()
 
     async def once(self: SettingsFollower) -> None:
-        if self not in have_read:
+        if self in have_read:
+            await self._context.logs.read_settings(self._log)
+        else:
             await read(self)
             have_read.add(self)
 
