@@ -175,6 +175,8 @@ class FetchedEntry:
     """An entry on its way to the reader's caller; rows before `first_slot` are left out."""
 
     place: EntryPlace
+    end: DLSN
+    """The position after it."""
     first_slot: int
     assigned_txid: int | None
     header: EntryHeader
@@ -702,6 +704,7 @@ class LogTail(Machine[TailState]):
         )
         entry = FetchedEntry(
             place=place,
+            end=cursor.position,
             first_slot=first_slot,
             assigned_txid=extent.assigned_txid,
             header=header,
