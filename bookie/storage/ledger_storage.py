@@ -7,10 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.files.damage import DamageLog
-from bookie.files.entry_log import EntryLog
+from bookie.files.entry_log import EntryLog, EntryLogEvents
 from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
-from bookie.files.log_state import EntryLogEvents, LedgerState, note_sealed
+from bookie.files.index import (
+    LedgerState,
+    note_sealed,
+)
 from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles, SealedHandles
 from bookie.membership.given_ids import GivenIds

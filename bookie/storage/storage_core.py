@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie.files.log_state import LedgerState
+from bookie.files.index import LedgerState
 from dlcore.base.ids import INVALID_ENTRY_ID
 
 if TYPE_CHECKING:

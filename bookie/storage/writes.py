@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from bookie.files.log_state import check_id
 from bookie.membership.given_ids import GivenIds, Need
 from bookie.storage.space import Claim
 from bookie.storage.status import run_room_bytes
@@ -35,10 +34,16 @@ from dlcore.wire.frames import decode_frame, following_frames, frame_check
 
 if TYPE_CHECKING:
     from bookie.config import StorageConfig
-    from bookie.files.log_state import LedgerState, Location
+    from bookie.files.index import (
+        LedgerState,
+        Location,
+    )
     from bookie.storage.status import StorageStatus, Timers
     from bookie.storage.storage_core import Followers, StorageCore
     from dlcore.wire.frames import BytesLike, EntryFrame, FollowingFrames, FrameRun
+
+
+_ID_MAX = 2**63 - 1
 
 
 class CheckRoom(Protocol):
@@ -323,6 +328,12 @@ class Writes:
     def _check_log(self) -> None:
         self._status.check_open()
         self._core.log.commits.check()
+
+
+def check_id(kind: str, value: int) -> None:
+    """Raise `BadRequestError` for a ledger or entry id out of range; `kind` names it."""
+    if not 0 <= value <= _ID_MAX:
+        raise BadRequestError(f"{kind} id {value}: expected 0 … {_ID_MAX}")
 
 
 def check_ids(entry: EntryFrame) -> None:

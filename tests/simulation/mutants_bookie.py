@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.files.entry_reader import EntryReader
-from bookie.files.index import SealedIndex
-from bookie.files.log_state import LedgerState
+from bookie.files.index import LedgerState, SealedIndex
 from bookie.files.sealed_files import SealedHandles
 from bookie.storage.reads import Reads
 from bookie.storage.storage_core import Followers
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from bookie.disks.port import DiskFile
-    from bookie.files.index import LedgerSummary
-    from bookie.files.log_state import Location
+    from bookie.files.index import LedgerSummary, Location
     from bookie.storage.storage_core import StorageCore
     from dlcore.wire.frames import BytesLike
 

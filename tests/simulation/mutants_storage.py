@@ -18,11 +18,12 @@ from bookie.files.commit_queue import (
     Offer,
     Signal,
     Step,
+    UnsealedFiles,
     Write,
 )
 from bookie.files.entry_log import EntryLog, GroupCommit
 from bookie.files.format import encode_file_header
-from bookie.files.log_state import LedgerState, UnsealedFiles
+from bookie.files.index import LedgerState
 from bookie.storage.writes import HeldEntries, Writes
 
 if TYPE_CHECKING:

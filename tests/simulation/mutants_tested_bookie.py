@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from bookie.files.log_state import LedgerState, Location
+    from bookie.files.index import (
+        LedgerState,
+        Location,
+    )
     from bookie.storage.space import Claim
     from dlcore.wire.messages import Update
 
