@@ -17,7 +17,7 @@ from bookie.files.records import IntactRecord
 from bookie.files.sealed_files import SealedFiles
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.repair import Repairer
-from bookie.serving.in_progress import FollowStream
+from bookie.serving.reads_in_progress import FollowStream
 from bookie.storage.status import StorageStatus, Timers
 from bookie.storage.storage_core import Followers, StorageCore
 from bookie.storage.writes import HeldEntries
