@@ -41,13 +41,7 @@ from bookie.disks.folder_calls import (
     write_file,
 )
 from bookie.disks.port import DiskSpace
-from bookie.disks.real_file import (
-    BLOCK_BYTES,
-    Capabilities,
-    OpenFiles,
-    device_error,
-    device_errors,
-)
+from bookie.disks.real_file import BLOCK_BYTES, Capabilities, OpenFiles, device_error, device_errors
 from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:

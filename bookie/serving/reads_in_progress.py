@@ -17,15 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bookie.files.entry_reader import LargerEntryError
-from bookie.serving.session import (
-    Event,
-    MessageRead,
-    News,
-    ReadEnded,
-    Session,
-    Signal,
-    Stepped,
-)
+from bookie.serving.session import Event, MessageRead, News, ReadEnded, Session, Signal, Stepped
 from dlcore.base.background import start_task
 from dlcore.base.errors import BookieOverloadedError, DLError
 from dlcore.wire.frames import total_bytes
@@ -47,7 +39,7 @@ if TYPE_CHECKING:
 
     from bookie.storage.ledger_storage import LedgerStorage
     from bookie.storage.reads import Reads
-    from bookie.storage.storage_core import Followers
+    from bookie.storage.writes import Followers
     from dlcore.wire.messages import ReadHeld
 
 

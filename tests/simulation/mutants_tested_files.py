@@ -8,11 +8,7 @@ from unittest.mock import patch
 
 from bookie.disks import real_file as real_file_module
 from bookie.disks.folder_calls import Spares
-from bookie.disks.real_file import (
-    RealFile,
-    RecentBytes,
-    rounded_up,
-)
+from bookie.disks.real_file import RealFile, RecentBytes, rounded_up
 from bookie.files import entry_log as entry_log_module
 from bookie.files.format import encode_file_header
 from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
