@@ -42,6 +42,19 @@ class Parts(DirectNamespace, Generic[T]):
     def part(self) -> None: ...
 
 
+class OpenedLog:
+    @property
+    def name(self) -> str: ...
+
+
+class Questions(OpenedLog):
+    def first(self) -> None: ...
+
+
+class DistributedLogManager(Questions):
+    def read(self) -> None: ...
+
+
 class Calls:
     def generated(self) -> None: ...
 
@@ -79,8 +92,8 @@ def test_things_that_are_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) ->
         "2 DirectNamespace",
         "2 Parts",
     ]
-    # uri, open_log, close; ports; part; schema
-    assert face.value == 6
+    # uri, open_log, close; ports; part; name; first; read; schema
+    assert face.value == 9
     assert packages.value == 1
 
 
