@@ -1,9 +1,9 @@
 """One log: one class for its users, whatever reaches it.
 
 `DirectLog` talks to the metadata store and the bookies, `FlightLog` to proxies.  Each operation is
-declared once, with its promise: here, or in the class of its field, which this one inherits.  An
-operation that follows from others is there, too.  One that a back end does not have raises
-UnsupportedError.
+declared once, with its promise, in `DistributedLogManager` or in one of the classes that it
+inherits: each is one part of what a log offers.  An operation that follows from others is there,
+too.  One that a back end does not have raises UnsupportedError.
 """
 
 from __future__ import annotations

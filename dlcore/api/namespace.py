@@ -2,8 +2,8 @@
 
 `open_namespace` chooses the back end by the scheme of the URI: `DirectNamespace` talks to the
 metadata store and the bookies, `FlightNamespace` to proxies.  Each operation is declared once, with
-its promise: here, or in the class of its field, which this one inherits.  An operation that a back
-end does not have raises UnsupportedError.
+its promise, in `Namespace` or in one of the classes that it inherits: each is one part of what a
+namespace offers.  An operation that a back end does not have raises UnsupportedError.
 """
 
 from __future__ import annotations
