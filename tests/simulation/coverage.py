@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from bookie.files.log_state import LedgerState
+from bookie.files.index import LedgerState
 from bookie.storage.reads import Reads
 from bookie.storage.status import StorageStatus
 from bookie.storage.writes import Writes

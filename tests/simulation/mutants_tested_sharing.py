@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie.serving.budgets import ReadBudget
 from bookie.serving.connection import Taker, Turns
+from bookie.serving.reads_in_progress import ReadBudget
 from dlcore.log.metadata.store import WriterLocks
 from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.port import ANY_VERSION
