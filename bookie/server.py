@@ -66,6 +66,8 @@ _READS_GRACE_S = 2.0
 _REGISTER_PATIENCE_S = 2.0
 _SPACE_INTERVAL_S = 5.0
 """How often the free space is checked; it is reported to the cluster far less often."""
+_TRIAL_CHECKS = 6
+"""Intervals of checks of the space after which an idle bookie tries its disk."""
 _REPAIR_RETRY_S = 1.0
 _ERASE_INTERVAL_S = 2.0
 """How often the bookie looks for requests to erase."""
@@ -344,6 +346,11 @@ class BookieServer(AsyncClosing):
 
     def _keep_house(self) -> None:
         """Start the background work of a running bookie."""
+        self._repeat(
+            "trying the disk",
+            self.storage.try_disk,
+            lambda: _TRIAL_CHECKS * self._config.storage.space.check_interval_s,
+        )
         self._repeat(
             "garbage collection", self._collect_once, lambda: self._config.garbage_interval_s
         )
