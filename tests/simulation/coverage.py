@@ -89,8 +89,8 @@ def _log_appender(machine: LogAppender[Any]) -> str:
     parts = [
         word
         for word, holds in (
-            ("closing", machine._segment is not None and machine._segment.closing is not None),
-            ("overtaken", machine._head.must_recover),
+            ("closing", machine.log.closing is not None),
+            ("overtaken", machine.log.must_recover),
             ("in flight", machine.transmitter.has_in_flight),
             ("ending", bool(machine._ends)),
         )
