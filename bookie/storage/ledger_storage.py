@@ -119,7 +119,6 @@ class LedgerStorage:
         )
         self.reads = Reads(core, status=self.status, writes=self.writes)
         self.upkeep = Upkeep(core, config, status=self.status, owner=owner, clock=clock)
-        self._tried_end = log.commits.queue.durable_end
         self._tasks = BackgroundTasks(reported_to_callers)
         self._writer = self._tasks.start(log.commits.run(), name="bookie entry log")
         self.status.look()
@@ -156,21 +155,6 @@ class LedgerStorage:
             self.core.log.unsealed.close()
         if not self._writer.cancelled():
             self._writer.result()
-
-    async def try_disk(self) -> None:
-        """Write a mark if nothing became durable since the last call.
-
-        A disk that is full or fails is therefore noticed without an add, and in the same way.
-
-        Raises:
-            BookieError: nothing is written any more.
-        """
-        queue = self.core.log.commits.queue
-        is_idle = queue.durable_end == self._tried_end and not queue.pending_bytes
-        if is_idle and self.status.state is StorageState.WRITABLE and not self.status.is_closed:
-            self.core.log.append_trial()
-            await self.core.log.commits.flush()
-        self._tried_end = queue.durable_end
 
     # Events of the log
 

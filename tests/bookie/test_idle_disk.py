@@ -37,8 +37,8 @@ def test_an_idle_bookie_notices_a_disk_that_others_fill() -> None:
             disk.room.fill()
             await asyncio.sleep(1)
             assert storage.status.state is StorageState.WRITABLE
-            await storage.try_disk()  # sees that there was a write
-            await storage.try_disk()
+            await storage.writes.try_disk()  # sees that there was a write
+            await storage.writes.try_disk()
             await until(lambda: storage.status.state is StorageState.READ_ONLY)
             disk.room.filler_bytes = 0
             await until(lambda: storage.status.state is StorageState.WRITABLE)
@@ -57,11 +57,11 @@ def test_only_an_idle_disk_is_tried() -> None:
                 await storage.writes.add_entry(make_frame(1, entry_id))
                 await until(lambda: storage.core.log.is_marked and not queue.pending_bytes)
                 before = queue.durable_end
-                await storage.try_disk()
+                await storage.writes.try_disk()
                 assert queue.durable_end == before
             for _ in range(3):
                 before = queue.durable_end
-                await storage.try_disk()
+                await storage.writes.try_disk()
                 assert queue.durable_end == before + RECORD_HEADER_BYTES
         async with open_storage(disk, CONFIG) as storage:
             assert await read_all(storage, 1, first=0, last=2) == [
