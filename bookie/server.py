@@ -19,13 +19,13 @@ from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.identity import begin_life, establish_identity
+from bookie.membership.registration import SpaceReport
 from bookie.membership.registration_driver import Registrar
 from bookie.membership.repair import Repairer
 from bookie.serving import metrics
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
 from bookie.storage.ledger_storage import LedgerStorage
-from bookie.storage.space import SpaceReport
 from bookie.storage.status import StorageState
 from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector

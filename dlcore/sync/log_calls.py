@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from dlcore.api.byte_stream import ByteStream as AsyncByteStream
-    from dlcore.api.contents import LogContents as AsyncLogContents
-    from dlcore.api.definition import LogDefinition as AsyncLogDefinition
-    from dlcore.api.log import DistributedLogManager as AsyncDistributedLogManager
-    from dlcore.api.opened_log import OpenedLog as AsyncOpenedLog
-    from dlcore.api.subscriptions import Subscriptions as AsyncSubscriptions
+    from dlcore.api.log import (
+        ByteStream as AsyncByteStream,
+        DistributedLogManager as AsyncDistributedLogManager,
+        LogContents as AsyncLogContents,
+        LogDefinition as AsyncLogDefinition,
+        OpenedLog as AsyncOpenedLog,
+        Subscriptions as AsyncSubscriptions,
+    )
     from dlcore.base.config import LogSettings
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord, LogRecordWithDLSN

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.api.access import AccessRules as AsyncAccessRules
-    from dlcore.api.appends import AtomicAppends as AsyncAtomicAppends
-    from dlcore.api.cluster import ClusterView as AsyncClusterView
-    from dlcore.api.namespace import Namespace as AsyncNamespace
-    from dlcore.api.opened_namespace import OpenedNamespace as AsyncOpenedNamespace
-    from dlcore.api.planning import ScanPlanning as AsyncScanPlanning
+    from dlcore.api.namespace import (
+        AccessRules as AsyncAccessRules,
+        AtomicAppends as AsyncAtomicAppends,
+        ClusterView as AsyncClusterView,
+        Namespace as AsyncNamespace,
+        OpenedNamespace as AsyncOpenedNamespace,
+        ScanPlanning as AsyncScanPlanning,
+    )
     from dlcore.base.config import LogConfig, LogSettings
     from dlcore.base.errors import DLError
     from dlcore.base.ids import DLSN

@@ -126,7 +126,7 @@ def test_a_record_is_seen_on_both_ways() -> None:
     """Each side sees its own calls, from the user's to the disk, and those of its way alone."""
     write, read = trace_in_temporary_folder(2)
     assert {"dlcore.log.writing.writer", "dlcore.wire.connection"} <= write.client.keys()
-    assert {"bookie.serving.connection", "bookie.disks.real"} <= write.bookie.keys()
+    assert {"bookie.serving.connection", "bookie.disks.real_file"} <= write.bookie.keys()
     assert {"dlcore.log.reading.reader", "dlcore.wire.connection"} <= read.client.keys()
     assert {"bookie.serving.connection", "bookie.storage.reads"} <= read.bookie.keys()
     assert "bookie.storage.reads" not in write.bookie

@@ -8,16 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dlcore.api.log import DistributedLogManager
-from dlcore.backends.direct.contents import DirectContents
-from dlcore.backends.direct.definition import DirectDefinition
-from dlcore.backends.direct.subscriptions import DirectSubscriptions
-from dlcore.base.errors import LogNotFoundError, LogRenamedError
+from dlcore.api.log import (
+    DistributedLogManager,
+    LogContents,
+    LogDefinition,
+    OpenedLog,
+    Subscriptions,
+)
+from dlcore.base.config import LogConfig, require_kind
+from dlcore.base.errors import LogNotFoundError, LogRenamedError, UnsupportedError
 from dlcore.base.ids import validate_log_name
 from dlcore.log.metadata.changes import require_unsealed
+from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
-from dlcore.log.reading.snapshot import take_last
+from dlcore.log.reading.opening import ReaderOpener
+from dlcore.log.reading.rows_reader import ReadStart
+from dlcore.log.reading.schemas import KnownSchemas
+from dlcore.log.reading.snapshot import Finder, take_last
+from dlcore.log.reading.subscriptions import (
+    delete_subscription,
+    list_subscriptions,
+    move_subscription,
+)
 from dlcore.log.recovery import recover_log
+from dlcore.log.typed.arrow import columns_of, schema_from, schema_of
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.changing import (
     delete_log,
@@ -29,14 +43,204 @@ from dlcore.log.writing.changing import (
 from dlcore.log.writing.lock import WriterLock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from dlcore.base.config import LogSettings
     from dlcore.base.ids import DLSN
+    from dlcore.base.records import NotLessThan, RecordPlace
+    from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.metadata.values import LogMetadata, VersionedHead
+    from dlcore.log.reading.log_range import LogRange
+    from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.reader import DirectReader
+    from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.reading.snapshot import LogFollower
     from dlcore.log.reading.status import LogStatus
+    from dlcore.log.typed.schema import LogSchema
     from dlcore.log.writing.producers import Producers
     from dlcore.log.writing.writer import DirectWriter
+
+
+class DirectOpenedLog(OpenedLog):
+    """The adapters and the stored metadata of one log, on which all its parts rest."""
+
+    _log: LogMetadata
+
+    def __init__(
+        self,
+        context: LogContext,
+        log: LogMetadata,
+        config: LogConfig,
+        known: LogFollower | None = None,
+    ) -> None:
+        """Open a log; readers take its metadata from `known`, if given, instead of reading it."""
+        require_kind("config", config, LogConfig)
+        self._context = context
+        self._config = config
+        self._log = log
+        self.readers = ReaderOpener(context, log, config, known)
+        """Opens readers, also those of parts, for proxies."""
+
+    @override
+    def _require_open(self) -> None:
+        self._context.lifetime.require_open()
+        super()._require_open()
+
+    async def _read(self) -> VersionedHead:
+        self._require_open()
+        return await self._context.logs.read(self._log)
+
+    def _require_typed(self, *, typed: bool = True) -> None:
+        if self._log.typed is not typed:
+            raise self._of_another_kind(typed=not typed)
+
+    def _only_over_proxies(self, argument: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"log {self.name!r}: {argument} is for clients of proxies; open the namespace by "
+            "grpc://…, or leave the argument out"
+        )
+
+
+class DirectContents(DirectOpenedLog, LogContents):
+    """The readable records of one log; a search reads no more entries than it needs."""
+
+    @override
+    async def open_reader(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+        subscriber: str | None = None,
+        columns: Sequence[str] | None = None,
+        skip_broken_entries: bool = False,
+        ignore_truncation: bool = False,
+    ) -> DirectReader:
+        if columns is not None:
+            raise self._only_over_proxies(f"columns={columns!r}")
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        self._require_open()
+        return await self.readers.open_reader(
+            start,
+            subscriber=subscriber,
+            skip_broken_entries=skip_broken_entries,
+            truncated=TruncationRule.IGNORE if ignore_truncation else None,
+        )
+
+    @override
+    async def read(
+        self,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> LogRange:
+        self._require_open()
+        return await self.readers.open_range(start, end, columns, where)
+
+    @override
+    async def get_snapshot(self) -> LogSnapshot:
+        self._require_open()
+        return await self.readers.follower.take()
+
+    @override
+    async def _places(
+        self, snapshot: LogSnapshot, *wanted: DLSN | NotLessThan
+    ) -> list[RecordPlace]:
+        finder = Finder(self._context, snapshot)
+        return [await finder.place(each) for each in wanted]
+
+    @override
+    async def get_last_dlsn(self) -> DLSN:
+        self._require_open()
+        snapshot = await take_last(self._context, self._log)
+        self._require_records(snapshot)
+        last = await Finder(self._context, snapshot).last_dlsn()
+        assert last is not None
+        return last
+
+    @override
+    async def get_last_txid(self) -> int:
+        self._require_open()
+        return self._last_txid(await take_last(self._context, self._log))
+
+    @override
+    async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
+        finder = Finder(self._context, await self.get_snapshot())
+        return await finder.not_less_than_txid(txid)
+
+    @override
+    async def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
+        finder = Finder(self._context, await self.get_snapshot())
+        return await finder.not_less_than_timestamp(timestamp_ms)
+
+
+class DirectSubscriptions(DirectOpenedLog, Subscriptions):
+    """The subscribers of one log."""
+
+    @override
+    async def get_subscriptions(self) -> dict[str, DLSN]:
+        self._require_open()
+        found = await list_subscriptions(self._context, self._log)
+        return {subscriber: seen.position for subscriber, seen in found.items()}
+
+    @override
+    async def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        self._require_open()
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        position = await self.readers.position_of(start)
+        await move_subscription(self._context, self._log, subscriber, position)
+        return position
+
+    @override
+    async def delete_subscription(self, subscriber: str) -> bool:
+        self._require_open()
+        return await delete_subscription(self._context, self._log, subscriber)
+
+
+class DirectDefinition(DirectOpenedLog, LogDefinition):
+    """The definition of one log."""
+
+    @override
+    async def get_settings(self) -> LogSettings:
+        self._require_open()
+        return await self._context.logs.read_settings(self._log)
+
+    @override
+    async def update_settings(self, /, **changes: object) -> LogSettings:
+        self._require_open()
+        return await self._context.logs.update_settings(self._log, changes)
+
+    @override
+    async def get_schema(self) -> pa.Schema | None:
+        self._require_open()
+        schemas = await KnownSchemas.read(self._context.logs, self._log)
+        return None if schemas is None else schemas.entries.columns
+
+    @override
+    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+        self._require_open()
+        self._require_typed()
+        columns = columns_of(schema_from(schema))
+        name = self.name
+
+        def change(known: LogSchema) -> LogSchema:
+            return known.merged(name, columns) if merge else known.evolved(name, columns)
+
+        return schema_of((await self._context.logs.change_schema(self._log, change)).latest)
+
 
 logger = logging.getLogger(__name__)
 
