@@ -67,17 +67,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Callers:
-    """The callers of entries that were not answered, in entry order, and when each called.
-
-    In a later turn of the loop, after some got their answer, `on_answered` is called.
-    """
+    """The callers of entries, in entry order; `on_answered` is called soon after some answers."""
 
     def __init__(self, times: Durations, on_answered: Callable[[], None]) -> None:
         self._times = times
         self._on_answered = on_answered
         self._calls: deque[OnAnswer] = deque()
-        self._begun_s: deque[float] = deque()
-        self._told: asyncio.Handle | None = None  # calls `on_answered`
+        self._begun_s: deque[float] = deque()  # when each called
+        self._is_due = False  # `on_answered` is called soon
 
     def add(self, on_answer: OnAnswer) -> None:
         """Add the caller of the next entry."""
@@ -85,21 +82,22 @@ class _Callers:
         self._begun_s.append(steady_s())
 
     def confirm(self, count: int) -> None:
-        """Tell the first ones that their entries are confirmed."""
+        """Answer the first ones, whose entries are confirmed."""
         now_s, note = steady_s(), self._times.note
         for _ in range(count):
             note(now_s - self._begun_s.popleft())
             self._calls.popleft()(None)
-        if self._told is None:
-            self._told = asyncio.get_running_loop().call_soon(self._tell)
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._say)
 
     def fail(self, error: DLError) -> None:
-        """Tell all of them that their entries failed."""
+        """Answer all of them, whose entries failed."""
         while self._calls:
             self._calls.popleft()(error)
 
-    def _tell(self) -> None:
-        self._told = None
+    def _say(self) -> None:
+        self._is_due = False
         self._on_answered()
 
 
