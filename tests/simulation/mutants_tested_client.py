@@ -15,7 +15,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import write_set
 from dlcore.ledger.placing import health as health_module, placement as placement_module
 from dlcore.ledger.placing.health import Conduct
-from dlcore.ledger.placing.placement import Topology, _Filling
+from dlcore.ledger.placing.placement import Topology, _Filling, _Racks
 from dlcore.ledger.reading.follow import LedgerFollow, _Coming
 from dlcore.ledger.reading.range_read import RangeReader, ReadLane
 from dlcore.ledger.reading.reader import LedgerReader
@@ -418,7 +418,7 @@ def placement_ignores_racks() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_placement.py::test_a_replacement_keeps_the_rule_if_any_does")
 def a_replacement_ignores_the_others_racks() -> Iterator[None]:
     """Section 8: what is missing is judged without the members that stay."""
-    with patch.object(_Filling, "_shortfall", lambda _: 0):
+    with patch.object(_Racks, "shortfall", lambda _: 0):
         yield
 
 
