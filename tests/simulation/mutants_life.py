@@ -205,7 +205,7 @@ def subscribers_begin_anew() -> Iterator[None]:
     node_read = Hold._node_read
 
     def anew(self: Hold, node: NodeRead) -> Effect:
-        if isinstance(self._job, Take) and node.stored is not None:
+        if isinstance(self._running.job, Take) and node.stored is not None:
             node = with_fields(node, stored=replace(node.stored, position=(1, 0, 0)))
         return node_read(self, node)
 

@@ -101,11 +101,11 @@ def changes_before_an_extent_is_followed_are_forgotten() -> Iterator[None]:
     plan = LogTail._plan
 
     def forgetful(self: LogTail) -> Any:
-        was_learning = self._is_learning
+        segments, was_learning = self.segments, self.segments.is_learning
         effects = plan(self)
-        if self.state is not TailState.FOLLOWING or was_learning == self._is_learning:
+        if self.state is not TailState.FOLLOWING or was_learning == segments.is_learning:
             return effects
-        self._is_learning, self._is_stale = False, True
+        segments.is_learning, segments.is_stale = False, True
         return [each for each in effects if not isinstance(each, ReadState)]
 
     with patch.object(LogTail, "_plan", forgetful):

@@ -20,7 +20,7 @@ from bookie.membership.repair import Repairer
 from bookie.serving.reads_in_progress import FollowStream
 from bookie.storage import writes as writes_module
 from bookie.storage.status import StorageStatus, Timers
-from bookie.storage.writes import Followers, HeldEntries
+from bookie.storage.writes import Followers, HeldEntries, Writes
 from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
@@ -501,4 +501,15 @@ def garbage_is_judged_without_sync() -> Iterator[None]:
         return await self._store.get(path) is None and await self._store.get(path) is None
 
     with patch.object(GarbageCollector, "_is_unneeded", is_deleted):
+        yield
+
+
+@caught_by("bookie/test_idle_disk.py::test_an_idle_bookie_notices_a_disk_that_others_fill")
+def an_idle_disk_is_not_tried() -> Iterator[None]:
+    """A bookie on a bad disk is offered to writers until one of them has tried it."""
+
+    async def nothing(self: Writes) -> None:
+        """Write no mark."""
+
+    with patch.object(Writes, "try_disk", nothing):
         yield

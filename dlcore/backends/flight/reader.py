@@ -23,9 +23,8 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN, NotLessThan, RecordField
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of, typed_read_fields
-from dlcore.log.reading.rows import Rows
+from dlcore.log.reading.rows import Rows, no_records
 from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
-from dlcore.log.reading.taking import no_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
