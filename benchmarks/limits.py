@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from bookie.disks.real import RealFile
+    from bookie.disks.real_file import RealFile
 
 T = TypeVar("T")
 

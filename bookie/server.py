@@ -9,29 +9,26 @@ its guarantees.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
+from bookie.housekeeping import Housekeeping, Place
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.identity import begin_life, establish_identity
+from bookie.membership.registration import SpaceReport
 from bookie.membership.registration_driver import Registrar
-from bookie.membership.repair import Repairer
 from bookie.serving import metrics
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
 from bookie.storage.ledger_storage import LedgerStorage
-from bookie.storage.space import SpaceReport
 from bookie.storage.status import StorageState
-from bookie.upkeep.erasing import Eraser
-from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.access.tls_in_use import LOOK_S, TlsInUse
 from dlcore.base.access.tls_refusals import own_refusal
-from dlcore.base.background import BackgroundTasks, outcome_of
+from dlcore.base.background import outcome_of
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import (
     BookieStorageError,
@@ -40,21 +37,20 @@ from dlcore.base.errors import (
 )
 from dlcore.base.http_options import address_of
 from dlcore.base.listening.operator_port import Operated, operator_port
-from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.operated import METRICS as METADATA_METRICS, session_check, source_of
 from dlcore.metadata.paths import NamespacePaths, parse_uri
-from dlcore.wire.client import WireBookieClient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from bookie.server_config import BookieConfig
     from bookie.serving.access import Access
     from dlcore.base.access.tls import TlsFiles
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
+    from dlcore.base.metrics import Source
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
@@ -66,10 +62,15 @@ _READS_GRACE_S = 2.0
 _REGISTER_PATIENCE_S = 2.0
 _SPACE_INTERVAL_S = 5.0
 """How often the free space is checked; it is reported to the cluster far less often."""
-_REPAIR_RETRY_S = 1.0
-_ERASE_INTERVAL_S = 2.0
-"""How often the bookie looks for requests to erase."""
-_ERASE_RETRY_S = 30.0
+
+
+class _Served(NamedTuple):
+    """The part of a bookie that serves."""
+
+    control_address: str
+    """Address of the control service, host:port."""
+    samples: Source
+    """The present values of its metrics."""
 
 
 class BookieServer(AsyncClosing):
@@ -79,8 +80,6 @@ class BookieServer(AsyncClosing):
     """The bookie's name and incarnation."""
     address: str
     """Address that clients connect to, host:port."""
-    control_address: str
-    """Address of the control service, host:port."""
     http_port: int | None = None
     """Port of metrics and health; None: there is none."""
     storage: LedgerStorage
@@ -93,13 +92,9 @@ class BookieServer(AsyncClosing):
         clock: Clock,
     ) -> None:
         self._config = config
-        self._tls = TlsInUse.of(config.tls)
-        self._store = store
-        self._clock = clock
-        self._paths = NamespacePaths(parse_uri(config.metadata_uri).root)
-        self._cluster_id = ""
+        paths = NamespacePaths(parse_uri(config.metadata_uri).root)
+        self._place = Place(store, paths, clock, TlsInUse.of(config.tls))
         self._failure: asyncio.Future[DLError] = asyncio.get_running_loop().create_future()
-        self._configured = asyncio.Event()
         self._running = AsyncExitStack()
         self._stopping = asyncio.Lock()
 
@@ -125,10 +120,10 @@ class BookieServer(AsyncClosing):
         server = cls(config, store=store, clock=clock)
         try:
             await server._open_storage()
-            await server._serve()
-            await server._register()
-            server._keep_house()
-            await server._tell_operators()
+            served = await server._serve()
+            await server._register(served.control_address)
+            server._house.start()
+            await server._tell_operators(served.samples)
         except BaseException:
             await server.aclose()
             raise
@@ -140,9 +135,7 @@ class BookieServer(AsyncClosing):
         Options that cannot change at run time must have the same values.
         """
         self._config = config
-        self.storage.upkeep.configure(config.storage)
-        self._configured.set()  # pauses calculate their rest again
-        self._configured.clear()
+        self._house.configure(config)
 
     async def wait_failed(self) -> DLError:
         """Wait until the bookie can no longer serve, and return the error.  Raises nothing."""
@@ -154,17 +147,18 @@ class BookieServer(AsyncClosing):
             await self._running.aclose()
 
     async def _open_storage(self) -> None:
-        binding = await ensure_namespace(self._store, self._paths, self._clock)
-        self._cluster_id = binding.cluster_id
+        store, paths, clock, *_ = self._place
+        cluster_id = (await ensure_namespace(store, paths, clock)).cluster_id
+        self._place = self._place._replace(cluster_id=cluster_id)
         disk = RealDisk(self._config.data_dir)
         self._running.push_async_callback(disk.aclose)
         cookie = await establish_identity(
             disk,
-            self._store,
-            self._paths,
+            store,
+            paths,
             name=self._config.name,
-            cluster_id=self._cluster_id,
-            clock=self._clock,
+            cluster_id=cluster_id,
+            clock=clock,
             is_answered=_is_answered,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
@@ -172,19 +166,22 @@ class BookieServer(AsyncClosing):
         self.storage = await LedgerStorage.open(
             disk,
             self._config.storage,
-            clock=self._clock,
-            owner=f"{self._cluster_id}/{self.bookie.incarnation}",
-            given_ids=GivenIds(LedgerStore(self._store, self._paths)),
+            clock=clock,
+            owner=f"{cluster_id}/{self.bookie.incarnation}",
+            given_ids=GivenIds(LedgerStore(store, paths)),
         )
         self._running.push_async_callback(self.storage.aclose)
-        await begin_life(disk, self._store, self._paths, cookie, clock=self._clock)
+        await begin_life(disk, store, paths, cookie, clock=clock)
+        self._house = Housekeeping(
+            self.storage, self._config, self._place, bookie=self.bookie, running=self._running
+        )
 
-    async def _serve(self) -> None:
-        config, tls, asks = self._config, self._tls, self._config.asks_clients
+    async def _serve(self) -> _Served:
+        config, tls, asks = self._config, self._place.tls, self._config.asks_clients
         service = BookieService(
             self.storage,
             bookie=self.bookie,
-            cluster_id=self._cluster_id,
+            cluster_id=self._place.cluster_id,
             connection_bytes_max=config.connection_bytes_max,
             read_bytes_max=config.read_bytes_max,
             receive_bytes_max=config.receive_bytes_max,
@@ -231,26 +228,26 @@ class BookieServer(AsyncClosing):
 
         self._running.push_async_callback(stop)
         if tls is not None:
-            self._repeat("looking at the certificates", server.renew, lambda: LOOK_S)
+            self._house.repeat("looking at the certificates", server.renew, lambda: LOOK_S)
         control = BookieControl(self.storage, bookie=self.bookie, client_names=config.client_names)
         self._running.push_async_callback(control.aclose)
         control_port = await control.start(
             address_of(config.host, config.control_port), tls=tls, asks_clients=asks
         )
-        self.control_address = address_of(host, config.advertised_control_port or control_port)
-        self._samples = partial(
-            metrics.samples, self.storage, service.connections, service.read_budget
+        return _Served(
+            address_of(host, config.advertised_control_port or control_port),
+            partial(metrics.samples, self.storage, service.connections, service.read_budget),
         )
 
-    async def _tell_operators(self) -> None:
-        storage, disk, tls = self.storage, self.storage.core.disk, self._tls
-        checks = {"metadata_store": session_check(self._store), **metrics.checks(storage)}
+    async def _tell_operators(self, samples: Source) -> None:
+        storage, disk, tls = self.storage, self.storage.core.disk, self._place.tls
+        checks = {"metadata_store": session_check(self._place.store), **metrics.checks(storage)}
         operated = Operated(
             role="bookie",
             metrics=(*METADATA_METRICS, *metrics.METRICS),
-            sources=[source_of(self._store), self._samples],
+            sources=[source_of(self._place.store), samples],
             checks=checks,
-            trial=partial(metrics.try_disk, disk, self._clock.new_token),
+            trial=partial(metrics.try_disk, disk, self._place.clock.new_token),
         )
         opened = await self._running.enter_async_context(operator_port(self._config, operated, tls))
         self.http_port = None if opened is None else opened.port
@@ -262,11 +259,11 @@ class BookieServer(AsyncClosing):
         from dlcore.base.access.capability import Verifier
         from dlcore.metadata.capability_keys import FollowedKeys
 
-        clock = self._clock
+        clock = self._place.clock
         verifier = Verifier(lambda: clock.now_ms() / 1000)
         keys = FollowedKeys(
-            self._store,
-            self._paths,
+            self._place.store,
+            self._place.paths,
             clock,
             lambda ring: verifier.use(each.public_key for each in ring.keys),
         )
@@ -289,13 +286,13 @@ class BookieServer(AsyncClosing):
                     self.bookie,
                 )
 
-    async def _register(self) -> None:
+    async def _register(self, control_address: str) -> None:
         registrar = Registrar(
-            self._store,
-            self._paths,
+            self._place.store,
+            self._place.paths,
             bookie=self.bookie,
             address=self.address,
-            control_address=self.control_address,
+            control_address=control_address,
             rack=self._config.rack,
             on_conflict=self._fail,
         )
@@ -319,12 +316,12 @@ class BookieServer(AsyncClosing):
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
         # What is finalized from now on was asked of this bookie, too.
-        await read_binding(self._store, self._paths, fresh=True)
+        await read_binding(self._place.store, self._place.paths, fresh=True)
 
         async def report_space() -> None:
             self._report_space(registrar, report)
 
-        self._repeat("telling of free space", report_space, lambda: _SPACE_INTERVAL_S)
+        self._house.repeat("telling of free space", report_space, lambda: _SPACE_INTERVAL_S)
 
     def _report_space(self, registrar: Registrar, report: SpaceReport) -> None:
         stats = self.storage.status.stats()
@@ -341,135 +338,6 @@ class BookieServer(AsyncClosing):
         )
         if not self._failure.done():
             self._failure.set_result(error)
-
-    def _keep_house(self) -> None:
-        """Start the background work of a running bookie."""
-        self._repeat(
-            "garbage collection", self._collect_once, lambda: self._config.garbage_interval_s
-        )
-        self._repeat("compaction", self._compact_once, lambda: self._config.compact_interval_s)
-        self._repeat("scrubbing", self._scrub_once, lambda: self._config.scrub_interval_s)
-        self._erase()
-        self._repair()
-
-    def _erase(self) -> None:
-        eraser = Eraser(
-            self.storage,
-            self._collector(),
-            bookie=self.bookie,
-            store=self._store,
-            paths=self._paths,
-            retry_s=min(_ERASE_RETRY_S, self._config.garbage_interval_s),
-        )
-
-        async def erase() -> None:
-            await eraser.run()
-
-        self._repeat("erasing", erase, lambda: _ERASE_INTERVAL_S)
-
-    def _repair(self) -> None:
-        registry = BookieRegistry(self._store, self._paths)
-        self._running.push_async_callback(registry.aclose)
-        client = WireBookieClient(
-            registry.resolve,
-            cluster_id=self._cluster_id,
-            config=self._config.ledger_client,
-            tls=self._tls,
-        )
-        self._running.push_async_callback(client.aclose)
-        repairer = Repairer(
-            self.storage,
-            bookie=self.bookie,
-            ledgers=LedgerStore(self._store, self._paths),
-            client=client,
-        )
-        self._repeat("repair", repairer.run, lambda: _REPAIR_RETRY_S)
-
-    def _repeat(
-        self, what: str, once: Callable[[], Awaitable[None]], interval_s: Callable[[], float]
-    ) -> None:
-        """Repeat a pause and a call of `once`, whether the call fails or not."""
-
-        async def repeat() -> None:
-            while True:
-                await self._pause(interval_s)
-                try:
-                    await once()
-                except DLError as error:
-                    logger.warning(
-                        "%s failed bookie=%s: %s; to do: nothing, it runs again after its pause; "
-                        "see to the reason if it comes again",
-                        what,
-                        self.bookie,
-                        error,
-                    )
-                except Exception:
-                    # A bug.  If the loop ended, the disk would fill up unnoticed.
-                    logger.exception(
-                        "%s failed bookie=%s; to do: report this as a defect; it runs again after "
-                        "its pause",
-                        what,
-                        self.bookie,
-                    )
-
-        tasks = BackgroundTasks()
-        tasks.start(repeat(), name=f"bookie {what}")
-        self._running.push_async_callback(tasks.aclose)
-
-    async def _pause(self, interval_s: Callable[[], float]) -> None:
-        """Pause for an interval, which a new configuration may change meanwhile."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while (left_s := begun + interval_s() - loop.time()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._configured.wait()
-
-    async def _compact_once(self) -> None:
-        report = await self.storage.upkeep.compact()
-        if report.files_compacted or report.files_left_alone or report.files_without_room:
-            logger.info(
-                "compacted bookie=%s files=%d copied=%d freed=%d left_alone=%s without_room=%d",
-                self.bookie,
-                report.files_compacted,
-                report.bytes_copied,
-                report.bytes_freed,
-                report.files_left_alone,
-                report.files_without_room,
-            )
-
-    async def _scrub_once(self) -> None:
-        report = await self.storage.upkeep.scrub()
-        logger.info(
-            "scrubbed bookie=%s files=%d bytes=%d damaged_records=%d damaged_files=%s "
-            "footers_made_again=%d",
-            self.bookie,
-            report.files_scrubbed,
-            report.bytes_read,
-            report.damaged_records,
-            report.damaged_files,
-            report.footers_made_again,
-        )
-
-    def _collector(self) -> GarbageCollector:
-        return GarbageCollector(
-            self.storage,
-            bookie=self.bookie,
-            store=self._store,
-            paths=self._paths,
-            cluster_id=self._cluster_id,
-        )
-
-    async def _collect_once(self) -> None:
-        report = await self._collector().collect()
-        if report.ledgers_deleted:
-            logger.info(
-                "garbage collected bookie=%s ledgers=%d files=%d bytes=%d",
-                self.bookie,
-                report.ledgers_deleted,
-                report.files_deleted,
-                report.bytes_freed,
-            )
 
 
 async def _is_answered(address: str) -> bool:

@@ -75,13 +75,13 @@ class DlogReader(DataSourceReader):
         logs = [log for log in logs if self._wanted.takes_log(log)]
         source = LogSnapshots(address)
         snapshots = require_all(source.take(logs), address)
-        if options.must_reach_start:
+        if options.bounds.must_reach_start:
             for snapshot in snapshots.values():
-                require_reached(snapshot, options.start)
-        losses = losses_of(source, snapshots.values(), options.start)
+                require_reached(snapshot, options.bounds.start)
+        losses = losses_of(source, snapshots.values(), options.bounds.start)
         report_losses(losses, fail=options.fail_on_data_loss)
-        starts = resolve(source, snapshots, options.start)
-        ends = resolve(source, snapshots, options.end or Edge.LATEST)
+        starts = resolve(source, snapshots, options.bounds.start)
+        ends = resolve(source, snapshots, options.bounds.end or Edge.LATEST)
         stretches = [
             Stretch(snapshot=snapshots[log], start=starts[log].dlsn, end=ends[log].dlsn)
             for log in logs

@@ -173,18 +173,26 @@ class MetadataOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Where a read starts and ends in each log."""
+
+    start: Bound
+    must_reach_start: bool
+    """Whether it is an error if a log does not reach `start` yet; else it is read from its end."""
+    end: Bound | None
+    """None for a stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """The records to read; `end` is None for a stream."""
+    """The records to read."""
 
     address: Address
     logs: LogSelection
     columns: tuple[str, ...] | None
     """None for all columns of the logs."""
     include_metadata: bool
-    start: Bound
-    must_reach_start: bool
-    """Whether it is an error if a log does not reach `start` yet; else it is read from its end."""
-    end: Bound | None
+    bounds: Bounds
     fail_on_data_loss: bool
     limits: Limits
     division: Division
@@ -233,9 +241,13 @@ class ReadOptions:
             logs=selection,
             columns=table.parse("columns", _parse_columns, default=None),
             include_metadata=table.parse("includeMetadata", _parse_boolean, default=False),
-            start=start,
-            must_reach_start=table.parse(_STRATEGY, _parse_strategy, default=mode is Mode.STREAM),
-            end=end,
+            bounds=Bounds(
+                start=start,
+                must_reach_start=table.parse(
+                    _STRATEGY, _parse_strategy, default=mode is Mode.STREAM
+                ),
+                end=end,
+            ),
             fail_on_data_loss=table.parse("failOnDataLoss", _parse_boolean, default=True),
             limits=_parse_limits(table),
             division=_parse_division(table),

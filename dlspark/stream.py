@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -94,6 +95,26 @@ class _ReportedLosses:
         self.records += sum(loss.records or 0 for loss in new)
 
 
+class _Pace:
+    """How long ago a query's last batch with records was planned: its next one may wait for more.
+
+    A batch without records does not begin the wait of minRecordsPerTrigger anew.
+    """
+
+    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+        self._monotonic_ns = monotonic_ns
+        self._last_ns: int | None = None
+
+    def planned(self) -> None:
+        """Note that a batch with records is planned now."""
+        self._last_ns = self._monotonic_ns()
+
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds since the last batch; None: there was none."""
+        return None if self._last_ns is None else (self._monotonic_ns() - self._last_ns) / 1e9
+
+
 class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows logs; every offset contains all that is needed to read its batch again.
 
@@ -109,15 +130,13 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._options = options
-        self._monotonic_ns = monotonic_ns
-        self._initial: StreamOffset | None = None
         self._known: StreamOffset | None = None
         self._source = source
         self._snapshots: dict[str, LogSnapshot] = {}
         self._target: dict[str, LogPosition] | None = None
         """Position by log id where a run with Trigger.AvailableNow ends; None for a continuous run.
         """
-        self._last_batch_ns: int | None = None
+        self._pace = _Pace(monotonic_ns)
         self._losses = _ReportedLosses(fail=options.fail_on_data_loss)
         self._is_warned = False
         self._new_query = SystemClock().new_token()[:_ID_LENGTH]
@@ -126,22 +145,21 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Resolve the start of a new query; only once, however often and late Spark asks."""
-        return self._initial_offset().to_json()
+        return self._initial.to_json()
 
-    def _initial_offset(self) -> StreamOffset:
-        if self._initial is None:
-            options = self._options
-            logs = list_selected(options.address, options.logs)
-            snapshots = require_all(self._logs.take(logs), options.address)
-            if options.must_reach_start:
-                for snapshot in snapshots.values():
-                    require_reached(snapshot, options.start)
-            self._losses.report(losses_of(self._logs, snapshots.values(), options.start))
-            positions = resolve(self._logs, snapshots, options.start)
-            for log, position in positions.items():
-                warn_of_bounds(snapshots[log], position.dlsn)
-            self._initial = StreamOffset.initial(positions)
-        return self._initial
+    @cached_property
+    def _initial(self) -> StreamOffset:
+        options, bounds = self._options, self._options.bounds
+        logs = list_selected(options.address, options.logs)
+        snapshots = require_all(self._logs.take(logs), options.address)
+        if bounds.must_reach_start:
+            for snapshot in snapshots.values():
+                require_reached(snapshot, bounds.start)
+        self._losses.report(losses_of(self._logs, snapshots.values(), bounds.start))
+        positions = resolve(self._logs, snapshots, bounds.start)
+        for log, position in positions.items():
+            warn_of_bounds(snapshots[log], position.dlsn)
+        return StreamOffset.initial(positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the read limit for Spark, which states whether batches are limited."""
@@ -173,7 +191,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ended = since = StreamOffset.from_json(start)
         else:
             ended = None
-            since = self._known or self._initial_offset()
+            since = self._known or self._initial
             if self._options.limits.bounds_batches and not has_admission_control():
                 self._warn_of_version()
         views = self._look(since)
@@ -186,9 +204,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not is_unlimited(limit):
             offset = self._limited(since, offset, views)
         is_more = offset.logs != since.logs
-        # Only a batch with records starts the wait of minRecordsPerTrigger anew.
         if is_more:
-            self._last_batch_ns = self._monotonic_ns()
+            self._pace.planned()
             if offset.query is None:
                 offset = replace(offset, query=self._new_query)
         if ended is not None:
@@ -211,10 +228,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for each, start, end in zip(ranges, starts, ends, strict=True)
         }
         waiting = sum(backlog.records for backlog in backlogs.values())
-        last_ns = self._last_batch_ns
-        waited_s = None if last_ns is None else (self._monotonic_ns() - last_ns) / 1e9
         # A run with an end takes all records up to it, even if they are few.
-        if self._target is None and not limits.is_enough(waiting, waited_s=waited_s):
+        if self._target is None and not limits.is_enough(waiting, waited_s=self._pace.waited_s):
             return since
         cut = [
             (log, backlogs[log].start + records)

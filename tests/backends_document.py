@@ -10,7 +10,7 @@ import inspect
 import re
 import textwrap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.api.log import DistributedLogManager
 from dlcore.api.namespace import Namespace
@@ -22,6 +22,9 @@ from dlcore.backends.flight.writing import FlightWriter
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.log.writing.writer import DirectWriter
 from tests.fixtures.made_parts import remade
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "clients-dlcore.md"
 
@@ -64,9 +67,17 @@ def _lacking(face: type[Any], back_end: type[Any]) -> list[str]:
     """Return the operations that the face refuses, and that the back end does not override."""
     return [
         name
-        for name, method in vars(face).items()
+        for name, method in _declared(face)
         if not name.startswith("_") and _refuses(method) and getattr(back_end, name) is method
     ]
+
+
+def _declared(kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a class has of its own, and of the classes of its fields beside its module."""
+    folder = kind.__module__.rpartition(".")[0]
+    for each in kind.__mro__:
+        if each.__module__.rpartition(".")[0] == folder:
+            yield from vars(each).items()
 
 
 def _refuses(method: Any) -> bool:
@@ -80,7 +91,7 @@ def _refuses(method: Any) -> bool:
 def _arguments(back_end: type[Any]) -> list[str]:
     """Return the calls with arguments that a back end refuses, such as ``f(x=…)``."""
     found = []
-    for name, method in vars(back_end).items():
+    for name, method in _declared(back_end):
         if not inspect.isfunction(method) or name.startswith("_"):
             continue
         for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method)))):

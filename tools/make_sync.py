@@ -13,6 +13,8 @@ the declaration:
 
 A result whose class has a blocking twin is wrapped into the twin.  Methods that differ in more than
 this are written by hand, in the class that inherits the generated one.
+
+The calls of an async class inherit those of its bases, if these are made in the same file.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Facade:
     twin: str
     """Its attribute that holds the async object."""
     base: str = "Blocking"
+    """Its base, if the file has no facade of a base of the async class."""
     omitted: frozenset[str] = frozenset()
     """Methods that only the library uses, or that the inheriting class has by hand."""
     taken: frozenset[str] | None = None
@@ -104,11 +107,40 @@ OUTPUTS = (
         twins=_TWINS,
         facades=(
             Facade(
+                name="OpenedNamespaceCalls",
+                doc="The base of all that a namespace offers.",
+                source=("dlcore/api/namespace.py", "OpenedNamespace"),
+                twin="_namespace",
+            ),
+            Facade(
+                name="ScanPlanningCalls",
+                doc="Reads that are planned once for many logs, and may run in other processes.",
+                source=("dlcore/api/namespace.py", "ScanPlanning"),
+                twin="_namespace",
+            ),
+            Facade(
+                name="AtomicAppendsCalls",
+                doc="Appends that enter all their logs in one step.",
+                source=("dlcore/api/namespace.py", "AtomicAppends"),
+                twin="_namespace",
+            ),
+            Facade(
+                name="AccessRulesCalls",
+                doc="The rules that say what callers of proxies may do.",
+                source=("dlcore/api/namespace.py", "AccessRules"),
+                twin="_namespace",
+            ),
+            Facade(
+                name="ClusterViewCalls",
+                doc="The bookies and ledgers below all logs, and this client's work with them.",
+                source=("dlcore/api/namespace.py", "ClusterView"),
+                twin="_namespace",
+            ),
+            Facade(
                 name="NamespaceCalls",
                 doc="A collection of logs.",
                 source=("dlcore/api/namespace.py", "Namespace"),
                 twin="_namespace",
-                base="WritersNamespace",
                 omitted=frozenset({"aclose", "open_log"}),
             ),
         ),
@@ -119,14 +151,44 @@ OUTPUTS = (
         twins=_TWINS,
         facades=(
             Facade(
+                name="OpenedLogCalls",
+                doc="The base of all that a log offers.",
+                source=("dlcore/api/log.py", "OpenedLog"),
+                twin="_manager",
+                omitted=frozenset({"aclose"}),
+            ),
+            Facade(
+                name="LogContentsCalls",
+                doc="The readable records of one log.",
+                source=("dlcore/api/log.py", "LogContents"),
+                twin="_manager",
+                omitted=frozenset({"find_place"}),
+            ),
+            Facade(
+                name="ByteStreamCalls",
+                doc="The bytes of one log.",
+                source=("dlcore/api/log.py", "ByteStream"),
+                twin="_manager",
+                omitted=frozenset({"open_stream_writer"}),
+            ),
+            Facade(
+                name="SubscriptionsCalls",
+                doc="The subscribers of one log.",
+                source=("dlcore/api/log.py", "Subscriptions"),
+                twin="_manager",
+            ),
+            Facade(
+                name="LogDefinitionCalls",
+                doc="The settings and the schema of one log.",
+                source=("dlcore/api/log.py", "LogDefinition"),
+                twin="_manager",
+            ),
+            Facade(
                 name="LogCalls",
                 doc="One log: its readers, and its metadata.",
                 source=("dlcore/api/log.py", "DistributedLogManager"),
                 twin="_manager",
-                omitted=frozenset(
-                    {"aclose", "find_place"}
-                    | {"open_writer", "open_stream_writer", "watch_segments"}
-                ),
+                omitted=frozenset({"open_writer", "watch_segments"}),
             ),
         ),
     ),
@@ -163,7 +225,6 @@ OUTPUTS = (
 _BASES = {
     "Blocking": "dlcore.sync.twin.Blocking",
     "BufferingWriter": "dlcore.sync.buffering.BufferingWriter",
-    "WritersNamespace": "dlcore.sync.buffering.WritersNamespace",
 }
 
 
@@ -254,26 +315,27 @@ def generate(output: Output) -> str:
 
 
 def _class(facade: Facade, output: Output, names: _Names) -> str:
-    names.running.add(facade.base)
-    methods: list[Method] = []
     path, name = facade.source
     module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     names.learn(module)
-    for each in module.body:
-        if isinstance(each, ast.ClassDef):
-            if each.name not in output.twins:
-                names.define(each.name, path.removesuffix(".py").replace("/", "."))
-            if each.name == name:
-                methods = [
-                    method
-                    for method in each.body
-                    if isinstance(method, Method) and not _is_left_out(method, facade)
-                ]
-    twin = _twin_class(facade, names)
-    texts = [_method(each, facade, output, names) for each in methods]
-    head = f'class {facade.name}({facade.base}):\n    """{facade.doc}"""\n\n'
+    classes = {each.name: each for each in module.body if isinstance(each, ast.ClassDef)}
+    for each in classes.keys() - output.twins.keys():
+        names.define(each, path.removesuffix(".py").replace("/", "."))
+    source = classes[name]
+    declared = {ast.unparse(each) for each in source.bases}
+    bases = [each.name for each in output.facades if each.source[1] in declared]
     shown = f"    def __repr__(self) -> str:\n        return repr(self.{facade.twin})\n"
-    return f"\n\n{head}    {facade.twin}: {twin}\n\n" + "\n".join([shown, *texts])
+    texts = [] if bases else [shown]  # bases show it
+    texts += [
+        _method(each, facade, output, names)
+        for each in source.body
+        if isinstance(each, Method) and not _is_left_out(each, facade)
+    ]
+    bases = bases or [facade.base]
+    names.running.update(bases)
+    twin = _twin_class(facade, names)
+    head = f'class {facade.name}({", ".join(bases)}):\n    """{facade.doc}"""\n\n'
+    return f"\n\n{head}    {facade.twin}: {twin}\n\n" + "\n".join(texts)
 
 
 def _twin_class(facade: Facade, names: _Names) -> str:

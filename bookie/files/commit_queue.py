@@ -18,6 +18,7 @@ Invariants:
   until it fits.  Only a bookie that closes gives up instead.
 
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.  `EntryLog` adds records to batches.
+`UnsealedFiles` are the files that the batches go to; they know up to where they are durable.
 The driver (`entry_log.py`) performs the effects and feeds the answers back.
 """
 
@@ -31,12 +32,15 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 import msgspec
 
 from bookie.files.format import NOTE_BYTES
-from bookie.files.log_state import Batch, UnsealedFile, UnsealedFiles
 from dlcore.base.machines import Machine, State, Transitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie.disks.port import DiskFile
+    from bookie.files.format import FileHeader
+    from bookie.files.index import FileIndex, Location
+    from bookie.files.replay import WritePosition
     from dlcore.base.errors import BookieError
     from dlcore.wire.frames import BytesLike
 
@@ -96,6 +100,111 @@ TRANSITIONS = Transitions(
         _S.FAILED: {},
     },
 )
+
+
+_OFFSET_MAX = 2**32
+
+
+class Batch:
+    """Records of one file that become durable together."""
+
+    __slots__ = ("buffers", "file_number", "ledger_ids", "offset", "size")
+
+    def __init__(self, file_number: int, offset: int) -> None:
+        self.file_number = file_number
+        self.offset = offset
+        self.size = 0
+        self.buffers: list[BytesLike] = []
+        self.ledger_ids: set[int] = set()
+
+
+class UnsealedFile:
+    """A file that accepts records, or is full and waits for its footer."""
+
+    __slots__ = ("content", "file", "index", "is_noted", "position")
+
+    def __init__(self, index: FileIndex, position: WritePosition, content: bytes) -> None:
+        self.index = index
+        self.position = position
+        self.content = content
+        self.file: DiskFile | None = None
+        self.is_noted = False
+        """Whether the file is noted as existing; before that nothing in it may be acknowledged."""
+
+
+class UnsealedFiles:
+    """The files of the log that are not sealed yet, oldest first; the last one accepts records."""
+
+    def __init__(self, first: UnsealedFile) -> None:
+        self._files = {first.index.number: first}
+        self.current = first
+        """The file that accepts records."""
+        self.durable = (first.index.number, first.position.offset)
+        """A file and an offset in it; everything before this position is durable."""
+        self.owed_footer_bytes = 0
+        """Bytes of the footers of files that are full and not sealed yet."""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes accepted for these files."""
+        return sum(each.position.offset for each in self._files.values())
+
+    def get(self, number: int) -> UnsealedFile | None:
+        """Return a file; None if it is sealed or does not exist."""
+        return self._files.get(number)
+
+    def handle(self, number: int) -> DiskFile | None:
+        """Return the handle of a file; None if the file is sealed or not created yet."""
+        unsealed = self._files.get(number)
+        return None if unsealed is None else unsealed.file
+
+    def indexes(self) -> list[FileIndex]:
+        """Return the indexes of the files."""
+        return [each.index for each in self._files.values()]
+
+    def durable_part(self, number: int) -> tuple[FileHeader, int, FileIndex] | None:
+        """Return header, durable end and index of a file; None if it is sealed."""
+        unsealed = self._files.get(number)
+        if unsealed is None:
+            return None
+        position = unsealed.position
+        end = min(position.offset, self.durable_offset(number))
+        return position.header, end, unsealed.index
+
+    def is_durable(self, location: Location) -> bool:
+        """Return whether the record at `location` survives a crash."""
+        return self.is_durable_at(location.file_number, location.offset)
+
+    def is_durable_at(self, number: int, offset: int) -> bool:
+        """Return whether the record around `offset` of file `number` survives a crash."""
+        # Files are written one after the other, so file numbers decide before offsets.
+        return (number, offset) < self.durable
+
+    def durable_offset(self, number: int) -> int:
+        """Return the offset in file `number` up to which everything is durable."""
+        durable_number, offset = self.durable
+        if number == durable_number:
+            return offset
+        return 0 if number > durable_number else _OFFSET_MAX
+
+    def roll(self, following: UnsealedFile) -> None:
+        """Direct the next records to another file."""
+        self.owed_footer_bytes += self.current.index.footer_bytes
+        self.current = following
+        self._files[following.index.number] = following
+
+    def forget(self, sealed: UnsealedFile) -> None:
+        """Remove a file that is registered as sealed."""
+        del self._files[sealed.index.number]
+
+    def close(self) -> None:
+        """Close the handles of the files."""
+        for each in self._files.values():
+            if each.file is not None:
+                each.file.close()
 
 
 class Signal(enum.Enum):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, assert_never
 
 import crc32c
 import numpy as np
@@ -33,6 +33,8 @@ from bookie.files.commit_queue import (
     RetryLater,
     Signal,
     Step,
+    UnsealedFile,
+    UnsealedFiles,
     Write,
 )
 from bookie.files.entry_runs import interleaved
@@ -51,7 +53,6 @@ from bookie.files.format import (
     file_name,
 )
 from bookie.files.index import FileIndex, encode_footer_record
-from bookie.files.log_state import EntryLogEvents, UnsealedFile, UnsealedFiles, check_place
 from bookie.files.replay import WritePosition, note_newest
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.clock import steady_s
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from bookie.config import StorageConfig
-    from bookie.disks.port import Disk
-    from bookie.files.log_state import Location
+    from bookie.disks.port import Disk, DiskFile
+    from bookie.files.index import Location
     from bookie.files.replay import OpenedLog
     from dlcore.base.errors import BookieError
     from dlcore.wire.frames import BytesLike, EntryFrame, FollowingFrames, FrameRun
@@ -123,6 +124,20 @@ class CommitTimes:
         if self._waits_since_s is not None:
             self.adds.note(now_s - self._waits_since_s)
         self._waits_since_s = now_s if more_waits else None
+
+
+class EntryLogEvents(NamedTuple):
+    """Callbacks of the log, called on the event loop."""
+
+    on_durable: Callable[[set[int]], None]
+    """A batch with records of these ledgers became durable."""
+    on_sealed: Callable[[FileIndex, DiskFile, WritePosition], Awaitable[None]]
+    """A file got its footer at that position.  The file counts as sealed once the callback returns;
+    the log continues meanwhile."""
+    on_failed: Callable[[BookieError], None]
+    """No further record will become durable."""
+    on_stalled: Callable[[bool], None]
+    """The disk has no space for the next write (True), or has it again (False)."""
 
 
 class GroupCommit:
@@ -327,6 +342,12 @@ class GroupCommit:
         full.file.close()
 
 
+def check_place(file: DiskFile, offset: int) -> None:
+    """Refuse to append to a file that does not end at `offset`."""
+    if file.size != offset:
+        raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {offset}")
+
+
 def _again(error: BookieError) -> BookieError:
     """Return a copy to raise: an exception that is raised repeatedly collects every traceback."""
     copy = type(error)(*error.args)
@@ -497,6 +518,12 @@ class EntryLog:
                 is_apart=is_apart,
             )
         self.is_marked = True
+
+    def append_trial(self) -> None:
+        """Accept a mark that proves nothing new: its write shows whether the disk takes any."""
+        is_marked = self.is_marked
+        self._append_small(RecordType.MARK, b"", None)
+        self.is_marked = is_marked
 
     def roll_from(self, number: int) -> None:
         """Continue in a new file, if the current file is `number`.

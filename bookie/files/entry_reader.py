@@ -26,7 +26,7 @@ from bookie.files.entry_runs import (
     scattered,
 )
 from bookie.files.format import RECORD_HEADER_BYTES, FileHeader, file_name, read_record_header
-from bookie.files.log_state import Location
+from bookie.files.index import Location
 from dlcore.base.errors import (
     BookieStorageError,
     DigestMismatchError,
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from bookie.disks.port import DiskFile
     from bookie.files.damage import DamageLog
     from bookie.files.entry_log import EntryLog
-    from bookie.files.index import LedgerEntries
-    from bookie.files.log_state import LedgerState
+    from bookie.files.index import LedgerEntries, LedgerState
     from bookie.files.sealed_files import SealedHandles
     from dlcore.wire.frames import FrameRun
 

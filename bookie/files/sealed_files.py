@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.files.compaction_choice import FileLoad
 from bookie.files.format import file_name
-from bookie.files.index import SealedIndex, read_footer
-from bookie.files.log_state import note_sealed
+from bookie.files.index import SealedIndex, note_sealed, read_footer
 from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from bookie.disks.port import Disk, DiskFile
     from bookie.files.damage import DamageLog
     from bookie.files.entry_log import EntryLog
-    from bookie.files.index import FileIndex
-    from bookie.files.log_state import LedgerState
+    from bookie.files.index import FileIndex, LedgerState
 
 
 class FooterPlace(NamedTuple):

@@ -464,3 +464,31 @@ class Registration(Machine[RegistrationState]):
             assert self._until is None
             assert self.is_registered
         assert state is not RegistrationState.KEPT or not self._may_differ
+
+
+class SpaceReport:
+    """Decides when the registered disk space is too old; pure.
+
+    A report is due when the free space changed by `_MOVED_SHARE` of the disk, or by any amount
+    after `_AGE_S_MAX`.  Therefore a busy bookie writes to the metadata store only a few times until
+    its disk is full, and an idle one never.
+    """
+
+    _MOVED_SHARE = 0.02
+    _AGE_S_MAX = 600.0
+
+    def __init__(self) -> None:
+        self._reported: tuple[int, int] | None = None
+        self._reported_at = 0.0
+
+    def is_due(self, *, free_bytes: int, total_bytes: int, now: float) -> bool:
+        """Return whether this space is to be reported now; after True it counts as reported."""
+        space = (free_bytes, total_bytes)
+        if self._reported is not None:
+            has_moved = abs(free_bytes - self._reported[0]) >= self._MOVED_SHARE * total_bytes
+            is_old = now >= self._reported_at + self._AGE_S_MAX
+            if space == self._reported or not (has_moved or is_old):
+                return False
+        self._reported = space
+        self._reported_at = now
+        return True

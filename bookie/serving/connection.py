@@ -1,5 +1,7 @@
 """The connections of a bookie's clients: the driver of each one's `Session`, and whose turn it is.
 
+The writes of a client are here; its reads, which may wait long, are in `reads_in_progress`.
+
 Connections take a few requests each, round-robin, in two queues as in the network scheduler
 fq_codel.  The busy queue has the connections that always have more requests; the modest queue has
 the others.  A connection with few requests therefore waits for one round of the modest queue,
@@ -14,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, assert_never, cast
 
-from bookie.serving.in_progress import ReadsInProgress, WritesInFlight
+from bookie.serving.reads_in_progress import ReadsInProgress, reported
 from bookie.serving.session import (
     Abort,
     Call,
@@ -26,13 +29,16 @@ from bookie.serving.session import (
     NoteDenial,
     NoteRefusal,
     OpenStream,
+    Outcome,
     Read,
     Received,
     Relieve,
+    RunNotTaken,
     Send,
     Session,
     Signal,
     Step,
+    Stored,
     StoreEach,
     StoreLac,
     StoreRun,
@@ -41,19 +47,24 @@ from bookie.serving.session import (
     WritePaused,
 )
 from dlcore.base.access.tls import name_in_certificate
+from dlcore.base.background import failed
+from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.frames import send
 from dlcore.wire.receiving import ReceiveMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bookie.serving.access import Admission
-    from bookie.serving.budgets import ReadBudget, ReceiveBudget
+    from bookie.serving.reads_in_progress import ReadBudget
+    from bookie.serving.receive_budget import ReceiveBudget
     from bookie.serving.session import Bounds
     from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.storage.writes import Writes
     from dlcore.base.ids import BookieId
-    from dlcore.wire.messages import Buffer
+    from dlcore.wire.frames import FrameRun
+    from dlcore.wire.messages import Add, Buffer, WriteLac
 
 
 _TURN_S = 0.0003
@@ -267,6 +278,83 @@ class Shared(Generic[_Connection]):
 
 
 logger = logging.getLogger(__name__)
+
+_GIVEN_UP = "the bookie dropped the request"
+
+
+class WritesInFlight:
+    """Gives writes to the storage, and tells the session of their ends, of many in one event.
+
+    Args:
+        storage: takes the writes.
+        session: has counted each write that it asks for.
+        tell: feeds the session, and performs what it answers.
+    """
+
+    def __init__(self, storage: Writes, session: Session, tell: Callable[[Event], object]) -> None:
+        self._storage = storage
+        self._session = session
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._landed: list[Outcome] = []
+        self.settled = asyncio.Event()
+        """Set when the bookie drains, and every write that was accepted is answered."""
+
+    def store_run(self, add: Add) -> None:
+        """Store the entries of a message all together."""
+        run = cast("FrameRun", add.frames)
+        future = self._storage.add_run(run)
+        if future is None:
+            self._tell(RunNotTaken(add))
+        else:
+            first = add.first_request_id
+            self._fly(range(first, first + len(run)), len(run.payload), future)
+
+    def store_each(self, add: Add) -> None:
+        """Store each entry of a message."""
+        for request_id, frame in enumerate(add.frames, add.first_request_id):
+            future = self._storage.add_entry(frame, is_recovery=add.is_recovery)
+            self._fly([request_id], len(frame), future)
+
+    def store_lac(self, request: WriteLac) -> None:
+        """Store a LAC."""
+        try:
+            future = self._storage.write_lac(request.ledger_id, request.last_add_confirmed)
+        except DLError as error:
+            future = failed(error)
+        self._fly([request.request_id], 0, future)
+
+    def close(self) -> None:
+        """Go on for a client that is gone: its session counts the ends, and answers none.
+
+        Afterwards nothing refers back to the connection.
+        """
+        self._tell = self._session.handle
+
+    def _fly(
+        self, request_ids: Sequence[int], payload_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        # Also if it is done: answers come when all requests of the turn are in flight.
+        future.add_done_callback(partial(self._land, request_ids, payload_bytes))
+
+    def _land(
+        self, request_ids: Sequence[int], payload_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        error = BookieUnavailableError(_GIVEN_UP) if future.cancelled() else future.exception()
+        landed = self._landed
+        if error is not None:
+            reported(error)
+        landed.append(Outcome(request_ids, payload_bytes, error))
+        # Writes that end together are one event.  The last one in flight waits for no other.
+        if len(landed) == self._session.writes.in_flight:
+            self._end_landing()
+        elif len(landed) == 1:
+            self._loop.call_soon(self._end_landing)
+
+    def _end_landing(self) -> None:
+        landed, self._landed = self._landed, []
+        if landed:
+            self._tell(Stored(landed))
 
 
 class Connection(asyncio.BufferedProtocol):

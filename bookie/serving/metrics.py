@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from bookie.disks.port import Disk
-    from bookie.serving.budgets import ReadBudget
+    from bookie.serving.reads_in_progress import ReadBudget
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.health import Check
     from dlcore.base.metrics import Sample

@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie.serving.access import Admission
-from bookie.serving.budgets import ReadBudget, ReceiveBudget
 from bookie.serving.connection import Connection, Shared
+from bookie.serving.reads_in_progress import ReadBudget
+from bookie.serving.receive_budget import ReceiveBudget
 from bookie.serving.session import Bounds
 from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 from dlcore.base.config import MIB

@@ -7,17 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.files.damage import DamageLog
-from bookie.files.entry_log import EntryLog
+from bookie.files.entry_log import EntryLog, EntryLogEvents
 from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
-from bookie.files.log_state import EntryLogEvents, LedgerState, note_sealed
+from bookie.files.index import LedgerState, note_sealed
 from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles, SealedHandles
 from bookie.membership.given_ids import GivenIds
 from bookie.storage.reads import Reads
 from bookie.storage.status import StorageState, StorageStatus, Timers
-from bookie.storage.storage_core import Followers, StorageCore
-from bookie.storage.writes import Writes
+from bookie.storage.storage_core import StorageCore
+from bookie.storage.writes import Followers, Writes, ledger_for_change
 from bookie.upkeep.rounds import Upkeep
 from dlcore.base.background import BackgroundTasks, reported_to_callers
 from dlcore.base.errors import BookieError
@@ -195,4 +195,4 @@ def _take_opened(opened: OpenedLog, core: StorageCore) -> None:
         if not sealed.has_footer:
             core.damage.note_footer(sealed.number)
     for summary in opened.index.summaries():
-        core.ledger_for_change(summary.ledger_id).note_summary(summary)
+        ledger_for_change(core, summary.ledger_id).note_summary(summary)

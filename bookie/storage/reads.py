@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bookie.files.entry_reader import check_room
 from bookie.files.entry_runs import ListedRanges
-from bookie.files.log_state import check_id
+from bookie.storage.writes import check_id
 from dlcore.base.errors import BadRequestError, NoSuchLedgerError
 from dlcore.wire.messages import HELD_RANGES_MAX
 from dlcore.wire.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie.files.entry_runs import RangePage
-    from bookie.files.log_state import LedgerState
+    from bookie.files.index import LedgerState
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
     from bookie.storage.writes import Writes

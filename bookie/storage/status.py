@@ -3,6 +3,20 @@
 It is read-only while the disk is full, failed after a write or sync has failed, and closed in the
 end.  A read-only storage still accepts recovery adds, LACs and fences.  `Room` admits writes by
 disk space and by bytes in flight, and holds some space back.
+
+Writes have an order of priority for the last space.  Each kind must leave the space that is
+reserved for the kinds after it:
+
+    adds, while the disk is not read-only         leave `minimum_bytes`
+    recovery adds, repairs, LACs                  leave `minimum_bytes`
+    copies of compaction                          leave `compact.floor_bytes`
+    fences                                        leave `fence_floor_bytes`
+    marks, garbage records, footers, new files    the rest
+
+The last kind frees space, or follows from records that were accepted before.  Its bytes are never
+counted as free (`EntryLog.claimed_bytes`).  Other programs on the same file system do not keep this
+order.  Therefore some of the rest is held back on the disk.  If a log finds no space in spite of
+this, it waits for space.
 """
 
 from __future__ import annotations
@@ -16,7 +30,6 @@ from typing import TYPE_CHECKING
 from bookie.files.compaction_choice import LEDGER_BYTES_MAX
 from bookie.files.format import RECORD_HEADER_BYTES
 from bookie.files.index import ENTRY_FOOTER_BYTES, LEDGER_FOOTER_BYTES
-from bookie.storage.space import Claim, SpaceGuard
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.config import MIB
 from dlcore.base.errors import (
@@ -29,7 +42,7 @@ from dlcore.base.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie.config import StorageConfig
+    from bookie.config import SpaceConfig, StorageConfig
     from bookie.disks.port import Disk
     from bookie.files.entry_log import EntryLog
     from bookie.storage.storage_core import StorageCore
@@ -48,6 +61,60 @@ _LOOK_BYTES = MIB
 """The disk is checked again after this many written bytes, and earlier if it is nearly full."""
 _FENCES_SHARE = 8
 """Fences may exceed the limit of bytes in flight by this fraction (one part in 8)."""
+
+
+class Claim(Enum):
+    """The purpose of a write."""
+
+    ADD = "an ordinary add"
+    RECOVERY = "a recovery add, a repair or a LAC"
+    FENCE = "a fence"
+
+
+class SpaceGuard:
+    """Decides on writes, read-only with hysteresis; pure, the free space is a parameter."""
+
+    def __init__(self, config: SpaceConfig, *, free_bytes: int, claimed_bytes: int) -> None:
+        self._config = config
+        self.free_bytes = free_bytes
+        """As last observed."""
+        self._is_low = free_bytes - claimed_bytes < config.read_only_below_bytes
+        self.is_stalled = False
+        """Whether a write found no space and waits for it, whatever the reported free space is."""
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether ordinary adds are refused."""
+        return self._is_low or self.is_stalled
+
+    def observe(self, free_bytes: int, *, claimed_bytes: int) -> None:
+        """Note the free space; `claimed_bytes` of it wait to be written or are reserved."""
+        self.free_bytes = free_bytes
+        left_bytes = free_bytes - claimed_bytes
+        if left_bytes < self._config.read_only_below_bytes:
+            self._is_low = True
+        elif left_bytes >= self._config.writable_above_bytes:
+            self._is_low = False
+
+    def writable_bytes(self, *, claimed_bytes: int) -> int:
+        """Return how many bytes may be written until the disk is low; 0 if it is low now."""
+        if self._is_low:
+            return 0
+        return max(0, self.free_bytes - claimed_bytes - self._config.read_only_below_bytes)
+
+    def allows(self, size: int, *, claimed_bytes: int, claim: Claim) -> bool:
+        """Return whether `size` more bytes may be written, beside `claimed_bytes`."""
+        if self.is_stalled or (self._is_low and claim is Claim.ADD):
+            return False
+        is_fence = claim is Claim.FENCE
+        floor = self._config.fence_floor_bytes if is_fence else self._config.minimum_bytes
+        return self.free_bytes - claimed_bytes - size >= floor
+
+    def missing_reserve(self, *, held_bytes: int, claimed_bytes: int) -> bool:
+        """Return whether the held-back space is too small, and the disk has space for the rest."""
+        wanted = self._config.held_bytes
+        room_bytes = self.free_bytes - claimed_bytes - wanted
+        return held_bytes < wanted and room_bytes >= self._config.minimum_bytes
 
 
 class Room:

@@ -1,4 +1,4 @@
-"""Writes to a storage: adds, last adds confirmed, fences, and repairs of damaged entries.
+"""Writes to a storage: adds, last adds confirmed, fences, repairs, and who follows them.
 
 The call of an add decides on it and gives it its position in the log, in one step.  Therefore an
 add called before a fence is in the log before the fence, and an add called after it is refused.
@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from bookie.files.log_state import check_id
+from bookie.files.index import LedgerState
 from bookie.membership.given_ids import GivenIds, Need
-from bookie.storage.space import Claim
-from bookie.storage.status import run_room_bytes
+from bookie.storage.status import Claim, StorageState, run_room_bytes
 from dlcore.base.background import BackgroundTasks, failed, outcome_of, reported_to_callers
 from dlcore.base.errors import (
     BadRequestError,
@@ -34,11 +33,53 @@ from dlcore.base.ids import INVALID_ENTRY_ID
 from dlcore.wire.frames import decode_frame, following_frames, frame_check
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, KeysView
+
     from bookie.config import StorageConfig
-    from bookie.files.log_state import LedgerState, Location
+    from bookie.files.index import Location
     from bookie.storage.status import StorageStatus, Timers
-    from bookie.storage.storage_core import Followers, StorageCore
+    from bookie.storage.storage_core import StorageCore
     from dlcore.wire.frames import BytesLike, EntryFrame, FollowingFrames, FrameRun
+
+
+_ID_MAX = 2**63 - 1
+
+
+class Followers:
+    """Callbacks for changes of a ledger; nothing is queued for a follower."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
+
+    def watch(self, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` at every change of the ledger, until the returned function is called."""
+        callbacks = self._callbacks.setdefault(ledger_id, {})
+        callbacks[callback] = None
+
+        def end() -> None:
+            callbacks.pop(callback, None)
+            if not callbacks and self._callbacks.get(ledger_id) is callbacks:
+                del self._callbacks[ledger_id]
+
+        return end
+
+    def __len__(self) -> int:
+        return sum(map(len, self._callbacks.values()))
+
+    def ledgers(self) -> KeysView[int]:
+        """Return the ledgers that are followed."""
+        return self._callbacks.keys()
+
+    def wake(self, ledger_id: int) -> None:
+        """Call the callbacks of the ledger's followers."""
+        # A copy, because a callback may end its own watch.
+        for callback in tuple(self._callbacks.get(ledger_id, ())):
+            callback()
+
+    def wake_all(self) -> None:
+        """Call the callbacks of all followers."""
+        for ledger_id in tuple(self._callbacks):
+            self.wake(ledger_id)
 
 
 class CheckRoom(Protocol):
@@ -118,7 +159,8 @@ class HeldEntries:
         self._check_room(len(entry.data), Claim.RECOVERY if is_recovery else Claim.ADD)
         key = entry.ledger_id, entry.entry_id
         self._replacements[key] = durable = core.log.append_entry(entry)
-        core.ledger_for_change(entry.ledger_id).note_entry(entry.entry_id, entry.last_add_confirmed)
+        state = ledger_for_change(core, entry.ledger_id)
+        state.note_entry(entry.entry_id, entry.last_add_confirmed)
 
         def on_done(done: asyncio.Future[None]) -> None:
             self._replacements.pop(key, None)
@@ -153,6 +195,7 @@ class Writes:
         self._timers = timers
         self._given_ids = given_ids
         self._held = HeldEntries(core, status.check_room)
+        self._tried_end = core.log.commits.queue.durable_end
 
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Accept or refuse `frame` now; the future is done when it is durable or was refused.
@@ -219,7 +262,7 @@ class Writes:
         known = core.ledgers.get(ledger_id)
         if known is None or known.is_deleted or last_add_confirmed > known.last_add_confirmed:
             self._status.check_room(0, Claim.RECOVERY)
-        has_moved = core.ledger_for_change(ledger_id).note_lac(last_add_confirmed)
+        has_moved = ledger_for_change(core, ledger_id).note_lac(last_add_confirmed)
         if has_moved:
             self._followers.wake(ledger_id)
         self._timers.call_later(self._config.lac_delay_s, core.log.commits.wake)
@@ -246,7 +289,7 @@ class Writes:
         known = core.ledgers.get(ledger_id)
         if known is None or known.is_deleted or not known.fenced:
             self._status.check_room(0, Claim.FENCE)
-        state = core.ledger_for_change(ledger_id)
+        state = ledger_for_change(core, ledger_id)
         # Set with the record, not after the flush: no add may be accepted behind the record.
         if not state.fenced:
             core.log.append_fence(ledger_id)
@@ -276,6 +319,21 @@ class Writes:
             )
         await self._held.add_again(entry, is_recovery=True)
 
+    async def try_disk(self) -> None:
+        """Write a mark if nothing became durable since the last call.
+
+        A disk that is full or fails is therefore noticed without an add, and in the same way.
+
+        Raises:
+            BookieError: nothing is written any more.
+        """
+        queue = self._core.log.commits.queue
+        is_idle = queue.durable_end == self._tried_end and not queue.pending_bytes
+        if is_idle and self._status.state is StorageState.WRITABLE and not self._status.is_closed:
+            self._core.log.append_trial()
+            await self._core.log.commits.flush()
+        self._tried_end = queue.durable_end
+
     async def finish(self) -> None:
         """Return when no comparison with a held entry is in progress."""
         await self._held.comparisons.finish()
@@ -304,12 +362,12 @@ class Writes:
             may_be_held = entry.entry_id <= state.last_entry_id
             if may_be_held and core.reader.find(entry.ledger_id, entry.entry_id) is not None:
                 # A ledger that was thought deleted is in use again, even if it holds this entry.
-                core.ledger_for_change(entry.ledger_id)
+                ledger_for_change(core, entry.ledger_id)
                 return self._held.add_again(entry, is_recovery=is_recovery)
         self._status.check_room(len(frame), Claim.RECOVERY if is_recovery else Claim.ADD)
         durable = core.log.append_entry(entry)
         if state is None or state.is_deleted:
-            state = core.ledger_for_change(entry.ledger_id)
+            state = ledger_for_change(core, entry.ledger_id)
         if state.note_entry(entry.entry_id, entry.last_add_confirmed):
             # Followers may read the entries up to the LAC now.  They need not wait for the write of
             # this entry, which they do not get yet.
@@ -323,6 +381,29 @@ class Writes:
     def _check_log(self) -> None:
         self._status.check_open()
         self._core.log.commits.check()
+
+
+def ledger_for_change(core: StorageCore, ledger_id: int) -> LedgerState:
+    """Return the ledger's state for a change; a ledger thought deleted is in use again.
+
+    The files with such a ledger's fence and LAC may be dropped already, so these are logged again.
+    """
+    state = core.ledgers.get(ledger_id)
+    if state is None:
+        state = core.ledgers[ledger_id] = LedgerState()
+    elif state.is_deleted:
+        state.is_deleted = False
+        if state.fenced:
+            core.log.append_fence(ledger_id)
+        if state.last_add_confirmed != INVALID_ENTRY_ID:
+            core.log.copy_lac(ledger_id, state.last_add_confirmed)
+    return state
+
+
+def check_id(kind: str, value: int) -> None:
+    """Raise `BadRequestError` for a ledger or entry id out of range; `kind` names it."""
+    if not 0 <= value <= _ID_MAX:
+        raise BadRequestError(f"{kind} id {value}: expected 0 … {_ID_MAX}")
 
 
 def check_ids(entry: EntryFrame) -> None:

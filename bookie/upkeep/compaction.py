@@ -36,7 +36,7 @@ import numpy as np
 from bookie.files.compaction_choice import LEDGER_BYTES_MAX, FileLoad, choose_next
 from bookie.files.entry_reader import read_run, runs_of
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
-from bookie.files.log_state import Location
+from bookie.files.index import Location
 from dlcore.base.errors import BookieStorageError
 from dlcore.wire.frames import EntryFrame
 

@@ -30,8 +30,7 @@ from bookie.files.format import (
     decode_file_header,
     file_name,
 )
-from bookie.files.index import FileIndex, encode_footer_record
-from bookie.files.log_state import Location
+from bookie.files.index import FileIndex, Location, encode_footer_record
 from bookie.files.records import IntactRecords
 from bookie.files.replay import read_header
 from dlcore.base.errors import BookieStorageError

@@ -1,15 +1,15 @@
 """One log: one class for its users, whatever reaches it.
 
 `DirectLog` talks to the metadata store and the bookies, `FlightLog` to proxies.  Each operation is
-declared here once, with its promise; those that follow from others are done here.  An operation
-that a back end does not have raises UnsupportedError.
+declared once, with its promise, in `DistributedLogManager` or in one of the classes that it
+inherits: each is one part of what a log offers.  An operation that follows from others is there,
+too.  One that a back end does not have raises UnsupportedError.
 """
 
 from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence  # noqa: TC003  # for `get_type_hints`
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.closing import AsyncClosing
@@ -25,6 +25,7 @@ from dlcore.base.records import NotLessThan, RecordField
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
     import pyarrow as pa
@@ -43,16 +44,8 @@ if TYPE_CHECKING:
     from dlcore.log.writing.records_writer import AsyncLogWriter
 
 
-class DistributedLogManager(AsyncClosing):
-    """One log.  Use `Namespace.open_log`.
-
-    Each method may raise LogNotFoundError, MetadataError and LedgerReadError; over proxies also
-    ProxyUnavailableError, if no proxy answers for as long as the namespace waits.  A change may
-    then have happened, or not.
-    """
-
-    def __repr__(self) -> str:
-        return f"<DistributedLogManager {self.name!r}>"
+class OpenedLog(AsyncClosing):
+    """The base of all that a log offers; a back end sets `_log`."""
 
     _log: LogKey
     _closed = False
@@ -77,33 +70,24 @@ class DistributedLogManager(AsyncClosing):
             "as distributedlog://…"
         )
 
-    # Writers and readers
+    def _of_another_kind(self, *, typed: bool) -> SchemaMismatchError:
+        """Return the error for a use of a log that is `typed`, or is not, as the other kind."""
+        return SchemaMismatchError(
+            f"log {self.name!r} was created {'with' if typed else 'without'} a schema, which "
+            f"makes it a log of {'typed columns' if typed else 'bytes'} for good"
+        )
 
-    @abstractmethod
-    async def open_writer(
-        self, *, producer: str | None = None, ledger_metadata: Mapping[str, str] | None = None
-    ) -> AsyncLogWriter:
-        """Open a writer.
+    async def aclose(self) -> None:
+        """Stop using the log; its writers and readers must be closed by themselves."""
+        self._closed = True
 
-        A direct writer is the only one of its log: it takes the writer lock, and recovers a dead
-        writer's segment.  A proxy that holds the lock is asked to release it.  Through proxies any
-        number of writers share a log, and each record of a producer is in the log once.
 
-        Args:
-            producer: through proxies, the name under which the writer numbers its records.  An
-                earlier writer of this name is fenced.  `next_sequence` of the writer is the number
-                of records of this name, so that a restarted program knows where to go on.  Without
-                a name the writer makes one for itself.
-            ledger_metadata: of a direct writer, is stored with its ledgers.
+class LogContents(OpenedLog):
+    """The readable records of one log.
 
-        Raises:
-            ConfigurationError: `ledger_metadata` has keys that dlog itself uses, or over 4 KiB.
-            EndOfStreamError: the log is sealed: no record can follow.
-            LogModeError: the log's mode does not allow this kind of writer.
-            OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
-            LedgerRecoveryError: too few bookies answer to recover a dead writer's segment.
-            UnsupportedError: an argument is of the other kind of writer.
-        """
+    A back end reads them: `open_reader`, `read`, `get_snapshot`, `get_last_dlsn` and `_places`.
+    All other answers follow from these, and are the same over every back end.
+    """
 
     @abstractmethod
     async def open_reader(
@@ -174,117 +158,6 @@ class DistributedLogManager(AsyncClosing):
             LogNotFoundError, LedgerReadError, MetadataError.
         """
 
-    async def append(
-        self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
-    ) -> DLSN | None:
-        """Append records, all or none, if the log's last record is the one at `expected`.
-
-        Only through proxies: a direct writer is alone with its log.
-
-        Args:
-            records: at most 1 MiB of records; they become a part of one entry.
-            expected: the position of the last record; None: the log holds no record.
-
-        Returns: the position of the last appended record; None if it is not known any more.
-
-        Raises:
-            ConditionFailedError: another record is the last one; nothing is written.
-            ProxyUnavailableError: no proxy answered; the records may be in the log or not.
-            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: the records are
-                refused.
-            UnsupportedError: the namespace was opened directly.
-        """
-        raise UnsupportedError(
-            f"log {self.name!r}: only proxies offer `append`; open the namespace by grpc://…, or "
-            "use `open_writer`, which excludes other writers"
-        )
-
-    # Streams of bytes
-
-    @abstractmethod
-    async def _begin_stream(self) -> tuple[AsyncLogWriter, int]:
-        """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
-
-    @abstractmethod
-    async def _stream_end(self) -> tuple[int, bool]:
-        """Return where the readable bytes of a stream end, and whether the stream is sealed.
-
-        Raises: SchemaMismatchError: the log is typed.
-        """
-
-    @abstractmethod
-    async def _open_bytes_reader(self) -> AsyncLogReader:
-        """Open a reader of the records of bytes.  Raises: SchemaMismatchError: it is typed."""
-
-    async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
-        """Open a writer of the log's bytes, which begins where the log's bytes end.
-
-        Through proxies it fences an earlier writer of bytes, and does not prevent writers of
-        records.
-
-        Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
-        """
-        return AsyncAppendOnlyStreamWriter(*await self._begin_stream())
-
-    async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
-        """Open a reader of the log's bytes.
-
-        Args:
-            position: the first byte wanted, perhaps past the end; None: the first one that is not
-                truncated.
-
-        Raises: SchemaMismatchError: the log is typed; as `open_reader`; and as
-            `AsyncAppendOnlyStreamReader.seek`.
-        """
-        reader = await self._open_bytes_reader()
-        return await AsyncAppendOnlyStreamReader.open(reader, self._stream_end, position)
-
-    # Stored positions
-
-    @abstractmethod
-    async def get_subscriptions(self) -> dict[str, DLSN]:
-        """Return the stored positions of subscribers: the next record that each one reads.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-
-    @abstractmethod
-    async def move_subscription(
-        self,
-        subscriber: str,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> DLSN:
-        """Store the position of a subscriber without a reader, forward or back, and return it.
-
-        Through proxies the next `commit` of a reader of the subscriber fails.
-
-        Raises:
-            OwnershipAcquireFailedError: the subscriber has a direct reader, which can `seek` and
-                `commit`.
-            OverCapacityError: the log keeps as many positions as it may.
-        """
-
-    @abstractmethod
-    async def delete_subscription(self, subscriber: str) -> bool:
-        """Forget a subscriber that has no reader; return whether there was one.
-
-        Raises:
-            OwnershipAcquireFailedError: it has a direct reader.
-            SubscriptionMovedError: a client of proxies moved the subscription meanwhile.
-        """
-
-    # Questions
-
-    @abstractmethod
-    async def get_schema(self) -> pa.Schema | None:
-        """Return the columns of a typed log; None for a byte log.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-
     @abstractmethod
     async def get_snapshot(self) -> LogSnapshot:
         """Return the readable state of the log, with everything that scans need.
@@ -298,6 +171,12 @@ class DistributedLogManager(AsyncClosing):
     ) -> list[RecordPlace]:
         """Return, in the snapshot, the place of the first record of each search, or the end."""
 
+    async def get_first_dlsn(self) -> DLSN:
+        """Return the position of the first record that is not truncated.  Raises: LogEmptyError."""
+        snapshot = await self.get_snapshot()
+        self._require_records(snapshot)
+        return snapshot.first
+
     @abstractmethod
     async def get_last_dlsn(self) -> DLSN:
         """Return the position of the last readable record.  Raises: LogEmptyError."""
@@ -306,45 +185,16 @@ class DistributedLogManager(AsyncClosing):
         """Return the transaction id of the last readable record.  Raises: LogEmptyError."""
         return self._last_txid(await self.get_snapshot())
 
-    @abstractmethod
-    async def is_end_of_stream_marked(self) -> bool:
-        """Return whether the log is sealed.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-
-    @abstractmethod
-    async def status(self) -> LogStatus:
-        """Return the contents of the log, how they are stored, and who writes it.
-
-        Over proxies the facts that only ZooKeeper has are None.
-
-        Raises: LogNotFoundError, LedgerReadError, MetadataError.
-        """
-
-    def _no_record(self) -> LogEmptyError:
-        return LogEmptyError(f"log {self.name!r} holds no record")
+    def _last_txid(self, snapshot: LogSnapshot) -> int:
+        self._require_records(snapshot)
+        return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
 
     def _require_records(self, snapshot: LogSnapshot) -> None:
         if snapshot.is_empty:
             raise self._no_record()
 
-    def _last_txid(self, snapshot: LogSnapshot) -> int:
-        self._require_records(snapshot)
-        return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
-
-    def _of_another_kind(self, *, typed: bool) -> SchemaMismatchError:
-        """Return the error for a use of a log that is `typed`, or is not, as the other kind."""
-        return SchemaMismatchError(
-            f"log {self.name!r} was created {'with' if typed else 'without'} a schema, which "
-            f"makes it a log of {'typed columns' if typed else 'bytes'} for good"
-        )
-
-    async def get_first_dlsn(self) -> DLSN:
-        """Return the position of the first record that is not truncated.  Raises: LogEmptyError."""
-        snapshot = await self.get_snapshot()
-        self._require_records(snapshot)
-        return snapshot.first
+    def _no_record(self) -> LogEmptyError:
+        return LogEmptyError(f"log {self.name!r} holds no record")
 
     async def find_place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
         """Return the place of the first readable record that is not below `wanted`, or the end.
@@ -411,6 +261,218 @@ class DistributedLogManager(AsyncClosing):
         """
         return (await self.get_first_record()).txid
 
+
+class ByteStream(OpenedLog):
+    """The bytes of one log, each of which has a position.
+
+    A back end opens a writer and a reader of records for them, and knows where they end.
+    """
+
+    async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
+        """Open a writer of the log's bytes, which begins where the log's bytes end.
+
+        Through proxies it fences an earlier writer of bytes, and does not prevent writers of
+        records.
+
+        Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
+        """
+        return AsyncAppendOnlyStreamWriter(*await self._begin_stream())
+
+    async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
+        """Open a reader of the log's bytes.
+
+        Args:
+            position: the first byte wanted, perhaps past the end; None: the first one that is not
+                truncated.
+
+        Raises: SchemaMismatchError: the log is typed; as `open_reader`; and as
+            `AsyncAppendOnlyStreamReader.seek`.
+        """
+        reader = await self._open_bytes_reader()
+        return await AsyncAppendOnlyStreamReader.open(reader, self._stream_end, position)
+
+    @abstractmethod
+    async def _begin_stream(self) -> tuple[AsyncLogWriter, int]:
+        """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
+
+    @abstractmethod
+    async def _open_bytes_reader(self) -> AsyncLogReader:
+        """Open a reader of the records of bytes.  Raises: SchemaMismatchError: it is typed."""
+
+    @abstractmethod
+    async def _stream_end(self) -> tuple[int, bool]:
+        """Return where the readable bytes of a stream end, and whether the stream is sealed.
+
+        Raises: SchemaMismatchError: the log is typed.
+        """
+
+
+class Subscriptions(OpenedLog):
+    """The subscribers of one log; a reader that has the name of one stores its position."""
+
+    @abstractmethod
+    async def get_subscriptions(self) -> dict[str, DLSN]:
+        """Return the stored positions of subscribers: the next record that each one reads.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+
+    @abstractmethod
+    async def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        """Store the position of a subscriber without a reader, forward or back, and return it.
+
+        Through proxies the next `commit` of a reader of the subscriber fails.
+
+        Raises:
+            OwnershipAcquireFailedError: the subscriber has a direct reader, which can `seek` and
+                `commit`.
+            OverCapacityError: the log keeps as many positions as it may.
+        """
+
+    @abstractmethod
+    async def delete_subscription(self, subscriber: str) -> bool:
+        """Forget a subscriber that has no reader; return whether there was one.
+
+        Raises:
+            OwnershipAcquireFailedError: it has a direct reader.
+            SubscriptionMovedError: a client of proxies moved the subscription meanwhile.
+        """
+
+
+class LogDefinition(OpenedLog):
+    """The settings and the schema that are stored with one log; running writers follow a change."""
+
+    async def get_settings(self) -> LogSettings:
+        """Return the settings that are stored with the log for its writers.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+        return await self.update_settings()
+
+    @abstractmethod
+    async def update_settings(self, /, **changes: object) -> LogSettings:
+        """Change settings that are stored with the log, by name (`LogSettings`); return all.
+
+        None unsets a setting.  Running writers use the change within moments.
+
+        Raises:
+            ConfigurationError: there is no such setting, or it cannot have that value.
+        """
+
+    @abstractmethod
+    async def get_schema(self) -> pa.Schema | None:
+        """Return the columns of a typed log; None for a byte log.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+
+    @abstractmethod
+    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+        """Change the columns of a typed log; return all columns after the change.
+
+        Columns may be added, which are null in older records, and types may get wider; see
+        `dlcore.log.typed.schema`.  Readers and writers learn of the change when they meet it.
+
+        Args:
+            schema: all columns, as an Arrow schema.
+            merge: keep columns of the log that are missing here, and types that are wider.  Proxies
+                only merge.
+
+        Raises:
+            SchemaMismatchError: the change is not of this kind; the message shows both schemas.
+            ConfigurationError: a log cannot have these columns.
+        """
+
+
+class DistributedLogManager(LogContents, ByteStream, Subscriptions, LogDefinition):
+    """One log.  Use `Namespace.open_log`.
+
+    Each method may raise LogNotFoundError, MetadataError and LedgerReadError; over proxies also
+    ProxyUnavailableError, if no proxy answers for as long as the namespace waits.  A change may
+    then have happened, or not.
+    """
+
+    def __repr__(self) -> str:
+        return f"<DistributedLogManager {self.name!r}>"
+
+    # Writers
+
+    @abstractmethod
+    async def open_writer(
+        self, *, producer: str | None = None, ledger_metadata: Mapping[str, str] | None = None
+    ) -> AsyncLogWriter:
+        """Open a writer.
+
+        A direct writer is the only one of its log: it takes the writer lock, and recovers a dead
+        writer's segment.  A proxy that holds the lock is asked to release it.  Through proxies any
+        number of writers share a log, and each record of a producer is in the log once.
+
+        Args:
+            producer: through proxies, the name under which the writer numbers its records.  An
+                earlier writer of this name is fenced.  `next_sequence` of the writer is the number
+                of records of this name, so that a restarted program knows where to go on.  Without
+                a name the writer makes one for itself.
+            ledger_metadata: of a direct writer, is stored with its ledgers.
+
+        Raises:
+            ConfigurationError: `ledger_metadata` has keys that dlog itself uses, or over 4 KiB.
+            EndOfStreamError: the log is sealed: no record can follow.
+            LogModeError: the log's mode does not allow this kind of writer.
+            OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
+            LedgerRecoveryError: too few bookies answer to recover a dead writer's segment.
+            UnsupportedError: an argument is of the other kind of writer.
+        """
+
+    async def append(
+        self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
+    ) -> DLSN | None:
+        """Append records, all or none, if the log's last record is the one at `expected`.
+
+        Only through proxies: a direct writer is alone with its log.
+
+        Args:
+            records: at most 1 MiB of records; they become a part of one entry.
+            expected: the position of the last record; None: the log holds no record.
+
+        Returns: the position of the last appended record; None if it is not known any more.
+
+        Raises:
+            ConditionFailedError: another record is the last one; nothing is written.
+            ProxyUnavailableError: no proxy answered; the records may be in the log or not.
+            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: the records are
+                refused.
+            UnsupportedError: the namespace was opened directly.
+        """
+        raise UnsupportedError(
+            f"log {self.name!r}: only proxies offer `append`; open the namespace by grpc://…, or "
+            "use `open_writer`, which excludes other writers"
+        )
+
+    # State
+
+    @abstractmethod
+    async def is_end_of_stream_marked(self) -> bool:
+        """Return whether the log is sealed.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+
+    @abstractmethod
+    async def status(self) -> LogStatus:
+        """Return the contents of the log, how they are stored, and who writes it.
+
+        Over proxies the facts that only ZooKeeper has are None.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
+
     async def get_log_segments(self) -> list[LogSegment]:
         """Return the segments that are not wholly truncated, in order.
 
@@ -433,40 +495,6 @@ class DistributedLogManager(AsyncClosing):
         self._unsupported("get_first_active_dlsn")
 
     # Changes
-
-    async def get_settings(self) -> LogSettings:
-        """Return the settings that are stored with the log for its writers.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-        return await self.update_settings()
-
-    @abstractmethod
-    async def update_settings(self, /, **changes: object) -> LogSettings:
-        """Change settings that are stored with the log, by name (`LogSettings`); return all.
-
-        None unsets a setting.  Running writers use the change within moments.
-
-        Raises:
-            ConfigurationError: there is no such setting, or it cannot have that value.
-        """
-
-    @abstractmethod
-    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
-        """Change the columns of a typed log; return all columns after the change.
-
-        Columns may be added, which are null in older records, and types may get wider; see
-        `dlcore.log.typed.schema`.  Readers and writers learn of the change when they meet it.
-
-        Args:
-            schema: all columns, as an Arrow schema.
-            merge: keep columns of the log that are missing here, and types that are wider.  Proxies
-                only merge.
-
-        Raises:
-            SchemaMismatchError: the change is not of this kind; the message shows both schemas.
-            ConfigurationError: a log cannot have these columns.
-        """
 
     @abstractmethod
     async def truncate(
@@ -544,7 +572,3 @@ class DistributedLogManager(AsyncClosing):
             OwnershipAcquireFailedError: a writer that is no proxy owns the log.
             LogRenamedError: it was renamed since this manager was opened.
         """
-
-    async def aclose(self) -> None:
-        """Stop using the log; its writers and readers must be closed by themselves."""
-        self._closed = True

@@ -1,14 +1,14 @@
 """The namespace: one class for its users, whatever reaches the logs.
 
 `open_namespace` chooses the back end by the scheme of the URI: `DirectNamespace` talks to the
-metadata store and the bookies, `FlightNamespace` to proxies.  Each operation is declared here once,
-with its promise.  An operation that a back end does not have raises UnsupportedError.
+metadata store and the bookies, `FlightNamespace` to proxies.  Each operation is declared once, with
+its promise, in `Namespace` or in one of the classes that it inherits: each is one part of what a
+namespace offers.  An operation that a back end does not have raises UnsupportedError.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence  # noqa: TC003  # for `get_type_hints`
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.closing import AsyncClosing
@@ -17,7 +17,7 @@ from dlcore.log.metadata.listing import PAGE_SIZE
 from dlcore.log.reading.merged import AsyncMergedReader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
     from typing import NoReturn
 
     import pyarrow as pa
@@ -36,15 +36,8 @@ if TYPE_CHECKING:
     from dlcore.log.staging.faces import StagedAppend, StagingWriter
 
 
-class Namespace(AsyncClosing):
-    """A collection of logs; used on one event loop.  Use `open_namespace`.
-
-    Over proxies each method may also raise ProxyUnavailableError, if no proxy answers for
-    `patience_s`.  A change may then have happened, or not.
-    """
-
-    def __repr__(self) -> str:
-        return f"<Namespace {self.uri}>"
+class OpenedNamespace(AsyncClosing):
+    """The base of all that a namespace offers."""
 
     @property
     @abstractmethod
@@ -57,7 +50,233 @@ class Namespace(AsyncClosing):
             "distributedlog://…"
         )
 
-    # Logs
+
+class ScanPlanning(OpenedNamespace):
+    """Reads that are planned once for many logs, and may run in other processes.
+
+    A snapshot does not change, so that all that is planned with it fits together.
+    """
+
+    @abstractmethod
+    async def get_snapshots(
+        self, names: Sequence[str], *, fresh: bool = False
+    ) -> dict[str, LogSnapshot | None]:
+        """Return a snapshot of each log; None for those that do not exist.
+
+        Logs of earlier calls are watched, and an unchanged log is not read again.  A change of a
+        moment ago may be missing.  With `fresh` all changes that completed before this call are
+        included, for one more round trip, however many logs there are.  Proxies always do this.
+
+        Raises: LedgerReadError, MetadataError.
+        """
+
+    async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
+        """Return a snapshot of each log, or the error that prevents it.
+
+        It is like `get_snapshots` with `fresh`, but a log with damaged metadata, or without an
+        answer of its bookies, does not hide the others.  Logs that do not exist are left out.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("survey_logs")
+
+    @abstractmethod
+    async def get_schemas(
+        self, names: Sequence[str], *, for_write: bool = False
+    ) -> dict[str, pa.Schema | None]:
+        """Return each existing log's schema, None if of bytes.
+
+        With `for_write` a sealed log is an error, at the cost of one read for all logs.
+
+        Raises: InvalidLogNameError, MetadataError; with `for_write` EndOfStreamError.
+        """
+
+    @abstractmethod
+    async def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        """Return the place of the first record of each search, in its snapshot.
+
+        It reads a few entries from bookies, and nothing from the metadata store.
+
+        Raises: LedgerReadError: no replica of an entry is readable; LogNotFoundError over proxies.
+        """
+
+    @abstractmethod
+    def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
+        """Yield the records of a range of a snapshot, in order, one `ScanBatch` per entry.
+
+        `dlcore.scan` does the same in any process, without an open namespace.
+
+        Raises:
+            LedgerReadError: no replica of an entry is readable, or no proxy returned all records
+                within `patience_s`.
+            AlreadyTruncatedError, LogNotFoundError: records were truncated or deleted since the
+                scan was planned.
+        """
+
+    async def grant(
+        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
+    ) -> list[tuple[bytes, ...]]:
+        """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
+
+        A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
+        from bookies that take capabilities.  They are secrets: they give their rights to every
+        holder, for `lifetime_s` seconds, at most a day.
+
+        Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("grant")
+
+
+class AtomicAppends(OpenedNamespace):
+    """Appends whose records are durable first, and then enter all their logs in one step."""
+
+    @abstractmethod
+    async def begin_append(
+        self,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None = None,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,
+        strict: bool = False,
+        after: int | None = None,
+    ) -> StagedAppend:
+        """Begin an atomic append to any number of logs.
+
+        Args:
+            identity: the appender, across restarts: 1 … 200 bytes.
+            version: number of the identity's append; a committed version is not appended again.
+            shared: staging shared with other appends; by default that of its own identity.
+            run: the life of an appender that appends a version several times, one after the other,
+                and repeats them in the same order; without it a version is appended once.
+            lock_timeout_s: how long the commit waits for a log's writer; None: as configured.
+            keep_record: False if the identity appends only once: its record is removed early.
+                Proxies always keep it, because a client may lose their answer.
+            strict: refuse a repetition unless it is the latest version, to the same logs.  Without
+                it any committed version is skipped, by its number alone.
+            after: the version that must be the last committed one at the commit, -1 for none.  Not
+                over proxies.
+
+        Raises: ConfigurationError: the identity or version is invalid.
+        """
+
+    @abstractmethod
+    async def open_staging_writer(self, *, identity: str, shared: bool = False) -> StagingWriter:
+        """Open a writer whose records enter logs when an append commits their extents.
+
+        With `shared` proxies keep its ledgers open for other writers of the same identity.  A
+        direct writer keeps its ledgers open in any case, until it is closed.
+
+        Raises: ConfigurationError: `identity` is empty, or too long.
+        """
+
+    async def last_version(self, identity: str) -> int:
+        """Return the last version that an appender committed, or -1.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("last_version")
+
+    async def list_commits(self) -> list[CommitStatus]:
+        """Return the last commit of each appender that is remembered.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("list_commits")
+
+
+class AccessRules(OpenedNamespace):
+    """The rules that say what callers of proxies may do."""
+
+    @abstractmethod
+    async def get_access_rules(self) -> list[str]:
+        """Return the rules of access, as texts, in the order in which they were added.
+
+        A rule says what callers of proxies may do: docs/access.md.  Without any they may do
+        everything.  Clients that reach the metadata store and the bookies are bound by none.
+
+        Raises: MetadataError; AccessDeniedError: over proxies it needs to manage the namespace.
+        """
+
+    @abstractmethod
+    async def change_access_rules(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Remove rules, then add others, in one step; return all rules.
+
+        Proxies follow within seconds, and end streams that lost their right.
+
+        Args:
+            add: texts of rules, as ``allow user:alice read,append prefix pay/``.
+            remove: texts of rules that are there.
+
+        Raises:
+            ConfigurationError: a text is no rule, one to remove is not there, or there are too
+                many.
+            MetadataError; AccessDeniedError: as for `get_access_rules`.
+        """
+
+
+class ClusterView(OpenedNamespace):
+    """The bookies and ledgers below all logs, and this client's work with them.
+
+    Only a client that reaches the bookies itself sees them: over proxies each call raises
+    UnsupportedError.
+    """
+
+    def get_statistics(self) -> NamespaceStatistics:
+        """Return counts of this client's work so far, and its open objects.
+
+        Raises: UnsupportedError over proxies.
+        """
+        self._unsupported("get_statistics")
+
+    def get_collector(self) -> Any:
+        """Return the metrics of this client, for a registry of `prometheus_client`.
+
+        The registry asks it at each scrape, in any thread; a closed namespace has no samples.
+
+        Raises: UnsupportedError over proxies, which have metrics themselves.
+        """
+        self._unsupported("get_collector")
+
+    async def get_bookies(self) -> list[BookieRegistration]:
+        """Return the bookies that are registered now.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("get_bookies")
+
+    async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
+        """Return the metadata of a ledger.
+
+        Raises: LedgerNotFoundError, MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("get_ledger")
+
+    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
+        """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
+
+        A damaged ledger has its error instead, so that it does not hide the others.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("list_ledgers")
+
+
+class Namespace(ScanPlanning, AtomicAppends, AccessRules, ClusterView):
+    """A collection of logs; used on one event loop.  Use `open_namespace`.
+
+    Over proxies each method may also raise ProxyUnavailableError, if no proxy answers for
+    `patience_s`.  A change may then have happened, or not.
+    """
+
+    def __repr__(self) -> str:
+        return f"<Namespace {self.uri}>"
 
     @abstractmethod
     async def create_log(
@@ -210,208 +429,6 @@ class Namespace(AsyncClosing):
         return await AsyncMergedReader.open(
             self.open_log, names, positions, txid=txid, timestamp_ms=timestamp_ms
         )
-
-    # Planning
-
-    @abstractmethod
-    async def get_snapshots(
-        self, names: Sequence[str], *, fresh: bool = False
-    ) -> dict[str, LogSnapshot | None]:
-        """Return a snapshot of each log; None for those that do not exist.
-
-        Logs of earlier calls are watched, and an unchanged log is not read again.  A change of a
-        moment ago may be missing.  With `fresh` all changes that completed before this call are
-        included, for one more round trip, however many logs there are.  Proxies always do this.
-
-        Raises: LedgerReadError, MetadataError.
-        """
-
-    async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
-        """Return a snapshot of each log, or the error that prevents it.
-
-        It is like `get_snapshots` with `fresh`, but a log with damaged metadata, or without an
-        answer of its bookies, does not hide the others.  Logs that do not exist are left out.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("survey_logs")
-
-    async def grant(
-        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
-    ) -> list[tuple[bytes, ...]]:
-        """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
-
-        A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
-        from bookies that take capabilities.  They are secrets: they give their rights to every
-        holder, for `lifetime_s` seconds, at most a day.
-
-        Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("grant")
-
-    @abstractmethod
-    async def get_schemas(
-        self, names: Sequence[str], *, for_write: bool = False
-    ) -> dict[str, pa.Schema | None]:
-        """Return each existing log's schema, None if of bytes.
-
-        With `for_write` a sealed log is an error, at the cost of one read for all logs.
-
-        Raises: InvalidLogNameError, MetadataError; with `for_write` EndOfStreamError.
-        """
-
-    @abstractmethod
-    async def find_places(
-        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
-    ) -> list[RecordPlace]:
-        """Return the place of the first record of each search, in its snapshot.
-
-        It reads a few entries from bookies, and nothing from the metadata store.
-
-        Raises: LedgerReadError: no replica of an entry is readable; LogNotFoundError over proxies.
-        """
-
-    @abstractmethod
-    def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
-        """Yield the records of a range of a snapshot, in order, one `ScanBatch` per entry.
-
-        `dlcore.scan` does the same in any process, without an open namespace.
-
-        Raises:
-            LedgerReadError: no replica of an entry is readable, or no proxy returned all records
-                within `patience_s`.
-            AlreadyTruncatedError, LogNotFoundError: records were truncated or deleted since the
-                scan was planned.
-        """
-
-    # Atomic appends
-
-    @abstractmethod
-    async def begin_append(
-        self,
-        identity: str,
-        version: int,
-        *,
-        shared: SharedStaging | None = None,
-        run: AppendRun | None = None,
-        lock_timeout_s: float | None = None,
-        keep_record: bool = True,
-        strict: bool = False,
-        after: int | None = None,
-    ) -> StagedAppend:
-        """Begin an atomic append to any number of logs.
-
-        Args:
-            identity: the appender, across restarts: 1 … 200 bytes.
-            version: number of the identity's append; a committed version is not appended again.
-            shared: staging shared with other appends; by default that of its own identity.
-            run: the life of an appender that appends a version several times, one after the other,
-                and repeats them in the same order; without it a version is appended once.
-            lock_timeout_s: how long the commit waits for a log's writer; None: as configured.
-            keep_record: False if the identity appends only once: its record is removed early.
-                Proxies always keep it, because a client may lose their answer.
-            strict: refuse a repetition unless it is the latest version, to the same logs.  Without
-                it any committed version is skipped, by its number alone.
-            after: the version that must be the last committed one at the commit, -1 for none.  Not
-                over proxies.
-
-        Raises: ConfigurationError: the identity or version is invalid.
-        """
-
-    @abstractmethod
-    async def open_staging_writer(self, *, identity: str, shared: bool = False) -> StagingWriter:
-        """Open a writer whose records enter logs when an append commits their extents.
-
-        With `shared` proxies keep its ledgers open for other writers of the same identity.  A
-        direct writer keeps its ledgers open in any case, until it is closed.
-
-        Raises: ConfigurationError: `identity` is empty, or too long.
-        """
-
-    async def last_version(self, identity: str) -> int:
-        """Return the last version that an appender committed, or -1.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("last_version")
-
-    async def list_commits(self) -> list[CommitStatus]:
-        """Return the last commit of each appender that is remembered.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("list_commits")
-
-    # Access
-
-    @abstractmethod
-    async def get_access_rules(self) -> list[str]:
-        """Return the rules of access, as texts, in the order in which they were added.
-
-        A rule says what callers of proxies may do: docs/access.md.  Without any they may do
-        everything.  Clients that reach the metadata store and the bookies are bound by none.
-
-        Raises: MetadataError; AccessDeniedError: over proxies it needs to manage the namespace.
-        """
-
-    @abstractmethod
-    async def change_access_rules(
-        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
-    ) -> list[str]:
-        """Remove rules, then add others, in one step; return all rules.
-
-        Proxies follow within seconds, and end streams that lost their right.
-
-        Args:
-            add: texts of rules, as ``allow user:alice read,append prefix pay/``.
-            remove: texts of rules that are there.
-
-        Raises:
-            ConfigurationError: a text is no rule, one to remove is not there, or there are too
-                many.
-            MetadataError; AccessDeniedError: as for `get_access_rules`.
-        """
-
-    # The cluster
-
-    def get_statistics(self) -> NamespaceStatistics:
-        """Return counts of this client's work so far, and its open objects.
-
-        Raises: UnsupportedError over proxies.
-        """
-        self._unsupported("get_statistics")
-
-    def get_collector(self) -> Any:
-        """Return the metrics of this client, for a registry of `prometheus_client`.
-
-        The registry asks it at each scrape, in any thread; a closed namespace has no samples.
-
-        Raises: UnsupportedError over proxies, which have metrics themselves.
-        """
-        self._unsupported("get_collector")
-
-    async def get_bookies(self) -> list[BookieRegistration]:
-        """Return the bookies that are registered now.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("get_bookies")
-
-    async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
-        """Return the metadata of a ledger.
-
-        Raises: LedgerNotFoundError, MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("get_ledger")
-
-    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
-        """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
-
-        A damaged ledger has its error instead, so that it does not hide the others.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        self._unsupported("list_ledgers")
 
     @abstractmethod
     async def aclose(self) -> None:

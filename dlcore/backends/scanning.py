@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,32 @@ class LedgerClients:
         return address
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Access:
+    """What a scan opens connections with, and reads encrypted logs with."""
+
+    config: LedgerClientConfig
+    tls: TlsFiles | None
+    token: Token | None
+    zookeeper: ZooKeeperAccess
+    encryption_keys: str | None
+    """Where the keys are; None: no log is encrypted."""
+
+    async def open_direct(self, uri: str, *, signs: bool) -> DirectNamespace:
+        return await open_namespace(
+            uri,
+            client_config=self.config,
+            tls=self.tls,
+            zookeeper=self.zookeeper,
+            capabilities=signs,
+        )
+
+    async def open_proxies(self, endpoint: str) -> FlightNamespace:
+        from dlcore.backends.flight.namespace import open_namespace as open_proxies
+
+        return await open_proxies(endpoint, tls=self.tls, token=self.token)
+
+
 class ScanClients:
     """Connections for scans, kept from one scan to the next; used on one event loop."""
 
@@ -133,17 +160,19 @@ class ScanClients:
         zookeeper: ZooKeeperAccess | None = None,
         encryption_keys: str | None = None,
     ) -> None:
-        self._config = config or LedgerClientConfig()
-        self._tls = tls
-        self._token = token
-        self._zookeeper = zookeeper or EVERYBODY
-        self._keys_at = encryption_keys
+        self._access = _Access(
+            config=config or LedgerClientConfig(),
+            tls=tls,
+            token=token,
+            zookeeper=zookeeper or EVERYBODY,
+            encryption_keys=encryption_keys,
+        )
         self._keys: EncryptionKeys | None = None
         self._namespaces: dict[tuple[str, bool], DirectNamespace] = {}
         self._endpoints: dict[str, FlightNamespace] = {}
         self._opening = asyncio.Lock()
         self._closers: list[_Closer] = []
-        self.ledgers = LedgerClients(self._config, tls, self._closers.append)
+        self.ledgers = LedgerClients(self._access.config, tls, self._closers.append)
 
     async def fresh_context(self, uri: str) -> LogContext:
         """Return the adapters of the namespace at `uri`, to read the current metadata."""
@@ -160,26 +189,21 @@ class ScanClients:
         async with self._opening:  # many scans may fail at once
             namespace = self._namespaces.get((uri, signs))
             if namespace is None:
-                namespace = await open_namespace(
-                    uri,
-                    client_config=self._config,
-                    tls=self._tls,
-                    zookeeper=self._zookeeper,
-                    capabilities=signs,
-                )
+                namespace = await self._access.open_direct(uri, signs=signs)
                 self._namespaces[uri, signs] = namespace
                 self._closers.append(namespace.aclose)
             return namespace.log_context
 
     async def encryption_keys(self) -> EncryptionKeys | None:
         """Return the keys of encrypted logs, read at the first call; None if none were named."""
-        if self._keys_at is None:
+        where = self._access.encryption_keys
+        if where is None:
             return None
         async with self._opening:
             if self._keys is None:
                 from dlcore.base.access.encryption_keys import EncryptionKeys
 
-                self._keys = await EncryptionKeys.open(self._keys_at)
+                self._keys = await EncryptionKeys.open(where)
                 self._closers.append(self._keys.aclose)
             return self._keys
 
@@ -187,9 +211,7 @@ class ScanClients:
         """Return the namespace of the proxies at an endpoint."""
         namespace = self._endpoints.get(endpoint)
         if namespace is None:
-            from dlcore.backends.flight.namespace import open_namespace as open_proxies
-
-            namespace = await open_proxies(endpoint, tls=self._tls, token=self._token)
+            namespace = await self._access.open_proxies(endpoint)
             self._endpoints[endpoint] = namespace
             self._closers.append(namespace.aclose)
         return namespace

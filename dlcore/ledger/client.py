@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.background import all_of, end_tasks, outcome_of, start_task
 from dlcore.base.errors import AlreadyClosedError, ConfigurationError
+from dlcore.base.statistics import WriteStatistics
 from dlcore.ledger.context import LedgerContext
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import BookieHealth, Conduct
@@ -17,7 +18,7 @@ from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recovery_driver import recover
 from dlcore.ledger.writing.appender import InFlight
-from dlcore.ledger.writing.writer import LedgerWriter, OpenWriters
+from dlcore.ledger.writing.writer import LedgerWriter
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,6 +48,40 @@ class LedgerPlace:
     ledger_id: int
     quorum: QuorumConfig
     bookies: tuple[BookieId, ...]
+
+
+class OpenWriters:
+    """The open writers of a client, and what those that ended have written."""
+
+    def __init__(self) -> None:
+        self.open: set[LedgerWriter] = set()
+        self._entries = self._bytes = 0  # of those that ended
+
+    def add(self, writer: LedgerWriter) -> None:
+        """Add a new one."""
+        self.open.add(writer)
+
+    def ended(self, writer: LedgerWriter) -> None:
+        """Count what a writer has written, once."""
+        if writer in self.open:
+            self.open.discard(writer)
+            self._entries += writer.last_add_confirmed + 1
+            self._bytes += writer.confirmed_bytes
+
+    def statistics(self) -> WriteStatistics:
+        """Return counts of the entries and bytes that were written until now."""
+        writers = list(self.open)  # a copy: a collector may ask in another thread
+        return WriteStatistics(
+            open_ledgers=len(writers),
+            pending_bytes=sum(each.pending_bytes for each in writers),
+            entries=self._entries + sum(each.last_add_confirmed + 1 for each in writers),
+            size_bytes=self._bytes + sum(each.confirmed_bytes for each in writers),
+        )
+
+    async def aclose(self) -> None:
+        """Abandon those that are open."""
+        for writer in list(self.open):
+            await writer.abandon()
 
 
 class LedgerClient:

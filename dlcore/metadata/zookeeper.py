@@ -47,7 +47,7 @@ class ZooKeeperStore:
 
     def __init__(self, session: ZooKeeperSession) -> None:
         self._session = session
-        self._client = session.client
+        self._client = session.kazoo.client
         self._requests = session.requests
         self.figures = session.figures
 

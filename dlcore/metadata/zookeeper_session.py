@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
@@ -115,6 +116,129 @@ def client_of(
 logger = logging.getLogger(__name__)
 
 
+class KazooConnection:
+    """One client of kazoo with its threads, from its start until it ends, or its process does.
+
+    Its methods are for the event loop; it passes what kazoo's threads report to the loop.
+
+    Args:
+        servers: the servers to connect to, one after the other.
+        access: certificates, and the user.
+        session_timeout_s: after this long without contact the session is over.
+        has_session: whether there was a session yet; its log asks.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        access: ZooKeeperAccess,
+        *,
+        session_timeout_s: float,
+        has_session: Callable[[], bool],
+    ) -> None:
+        self.servers = servers
+        self._loop = asyncio.get_running_loop()
+        self._log = KazooLog(has_session)
+        self.client = client_of(servers, access, self._log, session_timeout_s=session_timeout_s)
+        self._handler: ConnectionHandler = self.client.handler
+        self._revivals = BackgroundTasks()
+        self._is_stopping = False  # by `end`, or at exit in another thread
+        self._pid = os.getpid()
+        _left_open.add(self)
+
+    def start(self, on_state: Callable[[str, str, bool], None]) -> None:
+        """Begin to connect; report each state of the connection.
+
+        Args:
+            on_state: gets the state, the token of its session, and whether kazoo's thread died.
+        """
+        self.client.add_listener(partial(self._on_kazoo_state, on_state))
+        self.client.start_async()
+
+    def _on_kazoo_state(self, on_state: Callable[[str, str, bool], None], state: str) -> None:
+        # In kazoo's connection thread, so the session id belongs to this state.
+        session = self.client.client_id
+        token = "" if session is None else session_token_of(session[0])
+        is_dead = self.client.client_state == KeeperState.CLOSED
+        self.post(on_state, state, token, is_dead)
+
+    def post(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call something on the event loop, from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop ended without aclose: there is no receiver.
+            if not self._loop.is_closed():
+                raise
+
+    def revive(self) -> None:
+        """Start kazoo's thread again, which died, unless it was stopped."""
+        if not self._is_stopping:
+            self._revivals.start(self._revive(), name="reviving kazoo")
+
+    async def _revive(self) -> None:
+        logger.error("kazoo's thread died, servers=%s; to do: report this defect", self.servers)
+        await in_thread(self.client.start_async)
+
+    def explain(self) -> str:
+        """Return a hint why no attempt to connect succeeded, if there is one."""
+        return self._log.explain(tls=self._handler.tls_failure)
+
+    def require_own_process(self) -> None:
+        """Raise if it was opened in another process, whose threads are not in this one."""
+        if self._pid != os.getpid():
+            raise ConfigurationError(
+                f"this connection to ZooKeeper was opened in process {self._pid} and used after a "
+                f"fork, in process {os.getpid()}: open the namespace in the process that uses it"
+            )
+
+    async def end(self) -> None:
+        """End the session and the threads."""
+        await self._revivals.finish()
+        await in_thread(self._stop)
+        _left_open.discard(self)  # not earlier: a child forked meanwhile must forget it
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        if not self.client.connected:
+            self._handler.give_up()
+        try:
+            self.client.stop()
+            self.client.close()
+        except (KazooException, OSError) as error:
+            # The session ends by its time-out then; the threads are daemons.
+            logger.info("kazoo did not stop cleanly: servers=%s error=%r", self.servers, error)
+
+    def stop_at_exit(self) -> None:
+        """End the session in a thread whose caller did not wait, unless it is ending."""
+        if not self._is_stopping:
+            self._stop()
+
+    def forget(self) -> None:
+        """Leave the session to the parent process, also at exit."""
+        # A thread that is gone here may have held a lock that it would use.
+        atexit.unregister(self._handler.stop)
+
+
+_left_open: weakref.WeakSet[KazooConnection] = weakref.WeakSet()
+
+
+def _end_sessions() -> None:
+    """End at exit the sessions that are still open, so that their locks are free at once."""
+    for connection in list(_left_open):
+        connection.stop_at_exit()
+
+
+def _forget_sessions() -> None:
+    for connection in list(_left_open):
+        connection.forget()
+    _left_open.clear()
+
+
+atexit.register(_end_sessions)
+os.register_at_fork(after_in_child=_forget_sessions)
+
+
 class ZooKeeperSession:
     """The session of one store: its state, over any number of connections, and its end.
 
@@ -122,7 +246,6 @@ class ZooKeeperSession:
     """
 
     def __init__(self, servers: str, *, session_timeout_s: float, access: ZooKeeperAccess) -> None:
-        self._loop = asyncio.get_running_loop()
         self.token = ""
         """Text that differs between any two sessions."""
         self.figures = StoreFigures()
@@ -130,29 +253,30 @@ class ZooKeeperSession:
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._closings = BackgroundTasks(reported_to_callers)
-        self._revivals = BackgroundTasks()
-        self._is_stopping = False  # by `aclose`, or at exit in another thread
         self._is_connected = asyncio.Event()
-        self._kazoo_log = log = KazooLog(self._is_connected.is_set)
-        self.client = client_of(servers, access, log, session_timeout_s=session_timeout_s)
-        self._handler: ConnectionHandler = self.client.handler
-        self._servers = servers
-        self._pid = os.getpid()
+        self.kazoo = KazooConnection(
+            servers,
+            access,
+            session_timeout_s=session_timeout_s,
+            has_session=self._is_connected.is_set,
+        )
         self.requests = Requests(
-            self.client,
+            self.kazoo.client,
             self.figures.requests,
             timeout_s=session_timeout_s,
             is_connected=self._may_send,
             require_open=self.require_open,
-            post=self._post,
+            post=self.kazoo.post,
         )
         self.watches = Watches(
-            self.client, self.requests, is_connected=self._may_send, post=self._post
+            self.kazoo.client,
+            self.requests,
+            is_connected=self._may_send,
+            post=self.kazoo.post,
         )
-        _left_open.add(self)
 
     def __str__(self) -> str:
-        return f"{self._servers} {self.token} {self.states.now.name}"
+        return f"{self.kazoo.servers} {self.token} {self.states.now.name}"
 
     async def open(self, timeout_s: float) -> None:
         """Wait for the first connection.
@@ -161,15 +285,14 @@ class ZooKeeperSession:
             MetadataConnectionError: no server answered in time, and the session is closed.
         """
         try:
-            self.client.add_listener(self._on_kazoo_state)
-            self.client.start_async()
+            self.kazoo.start(self._on_state)
             async with asyncio.timeout(timeout_s):
                 await self._is_connected.wait()
         except TimeoutError:
             await self.aclose()
             raise MetadataConnectionError(
-                f"no ZooKeeper answers at {self._servers} (waited {timeout_s:g} s)"
-                + self._kazoo_log.explain(tls=self._handler.tls_failure)
+                f"no ZooKeeper answers at {self.kazoo.servers} (waited {timeout_s:g} s)"
+                + self.kazoo.explain()
             ) from None
         except BaseException:
             await self.aclose()
@@ -186,28 +309,8 @@ class ZooKeeperSession:
         await outcome_of(self._closing)
 
     async def _close(self) -> None:
-        await self._revivals.finish()
-        await in_thread(self._stop_client)
-        _left_open.discard(self)  # not earlier: a child forked meanwhile must forget it
+        await self.kazoo.end()
         self.requests.close()
-
-    def _stop_client(self) -> None:
-        self._is_stopping = True
-        if not self.client.connected:
-            self._handler.give_up()
-        try:
-            self.client.stop()
-            self.client.close()
-        except (KazooException, OSError) as error:
-            # The session ends by its time-out then; the threads are daemons.
-            logger.info("kazoo did not stop cleanly: servers=%s error=%r", self._servers, error)
-
-    def _on_kazoo_state(self, state: str) -> None:
-        # In kazoo's connection thread, so the session id belongs to this state.
-        session = self.client.client_id
-        token = "" if session is None else session_token_of(session[0])
-        is_dead = self.client.client_state == KeeperState.CLOSED
-        self._post(self._on_state, state, token, is_dead)
 
     def _on_state(self, state: str, token: str, is_dead: bool) -> None:
         if self._is_closed:
@@ -222,15 +325,11 @@ class ZooKeeperSession:
             self._set_state(SessionState.SUSPENDED)
         else:
             self._set_state(SessionState.EXPIRED)
-            if is_dead and not self._is_stopping:
-                self._revivals.start(self._revive(), name="reviving kazoo")
-
-    async def _revive(self) -> None:
-        logger.error("kazoo's thread died, servers=%s; to do: report this defect", self._servers)
-        await in_thread(self.client.start_async)
+            if is_dead:
+                self.kazoo.revive()
 
     def _set_state(self, state: SessionState) -> None:
-        about = (state.value, self._servers, self.token)
+        about = (state.value, self.kazoo.servers, self.token)
         if state is SessionState.CONNECTED:
             logger.info("metadata session: state=%s servers=%s session=%s", *about)
         else:
@@ -241,45 +340,11 @@ class ZooKeeperSession:
             )
         self.states.become(state)
 
-    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:
-            # The loop ended without aclose: there is no receiver.
-            if not self._loop.is_closed():
-                raise
-
     def _may_send(self) -> bool:
         return self.states.now is SessionState.CONNECTED
 
     def require_open(self) -> None:
         """Raise if it is closed, or was opened in another process."""
-        if self._pid != os.getpid():
-            raise ConfigurationError(
-                f"this connection to ZooKeeper was opened in process {self._pid} and used after a "
-                f"fork, in process {os.getpid()}: open the namespace in the process that uses it"
-            )
+        self.kazoo.require_own_process()
         if self._is_closed:
             raise AlreadyClosedError("the metadata store is closed")
-
-
-_left_open: weakref.WeakSet[ZooKeeperSession] = weakref.WeakSet()
-
-
-def _end_sessions() -> None:
-    """End at exit the sessions that are still open, so that their locks are free at once."""
-    for session in list(_left_open):
-        if not session._is_stopping:  # in a thread whose caller did not wait
-            session._stop_client()
-
-
-def _forget_sessions() -> None:
-    """Leave the sessions to the parent process, also at exit."""
-    for session in list(_left_open):
-        # A thread that is gone here may have held a lock that it would use.
-        atexit.unregister(session.client.handler.stop)
-    _left_open.clear()
-
-
-atexit.register(_end_sessions)
-os.register_at_fork(after_in_child=_forget_sessions)

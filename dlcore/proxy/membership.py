@@ -215,7 +215,7 @@ class Membership:
 
         Raises: MetadataError.
         """
-        holder = await self._logs.read_lock(log)
+        holder = await self._logs.locks.holder_of(log)
         if holder is not None and holder.owner in self.live:
             return holder.owner
         return self.preferred(log.name)

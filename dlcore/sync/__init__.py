@@ -32,6 +32,7 @@ from dlcore.log.reading.scan import (
 )
 from dlcore.log.reading.scan_run import ScanRun
 from dlcore.log.reading.status import LogStatus
+from dlcore.sync.buffering import WritersNamespace
 from dlcore.sync.log_range import LogRange
 from dlcore.sync.manager import DistributedLogManager
 from dlcore.sync.merged import MergedReader
@@ -126,7 +127,7 @@ def open_namespace(
     return Namespace(portal, portal.call(opening))
 
 
-class Namespace(NamespaceCalls):
+class Namespace(NamespaceCalls, WritersNamespace):
     """A collection of logs."""
 
     def __init__(self, portal: Portal, namespace: aio.Namespace) -> None:

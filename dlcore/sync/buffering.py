@@ -8,7 +8,8 @@ import logging
 import threading
 from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlcore.base.background import all_of
 from dlcore.base.errors import AlreadyClosedError, DLError, LogNotReadyError
@@ -17,7 +18,7 @@ from dlcore.sync.twin import Blocking
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord
@@ -32,6 +33,118 @@ _EXIT_CLOSE_S = 10.0
 """How long a namespace may take at exit, after its writers."""
 _NOT_READY_S = 0.02
 """Pause before a closing writer tries again to pass on records that are refused for the moment."""
+
+_Failed: TypeAlias = "Callable[[BaseException], None]"
+
+
+class _Outbox:
+    """Batches and rows that were passed on, in order, until the async writer accepts them.
+
+    The calling thread fills it, and so does the event loop's thread, which alone takes from it.
+    """
+
+    def __init__(self, writer: AsyncLogWriter) -> None:
+        self._writer = writer
+        self._waiting: deque[Any] = deque()
+        self._accepting = asyncio.Lock()
+        self.taking = threading.Lock()
+        """Guards the order of what waits, and who takes from the buffer."""
+        self.is_last = False
+        """Whether the process ends: what is refused stays, to be named in its log."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._waiting)
+
+    def append(self, batch: Any) -> None:
+        self._waiting.append(batch)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    async def empty(
+        self, failed: _Failed, *, waits: bool = False, keeps_refused: bool = False
+    ) -> None:
+        """Let the writer accept all; an interrupt neither loses nor doubles a batch.
+
+        A refused batch is dropped, and the error is raised.  There are three exceptions.  A batch
+        that is refused only for the moment stays; with `waits` it is tried until it is accepted.
+        With `keeps_refused` a refused batch stays, so that a later call raises the error.  At the
+        end of the process it stays as well.  `failed` gets the error of a batch that was accepted,
+        and then not written.
+        """
+        async with self._accepting:
+            while self._waiting:
+                await self._writer.wait_for_capacity()
+                try:
+                    self._accept_next(failed, keeps_refused=keeps_refused or self.is_last)
+                except LogNotReadyError:
+                    if not waits:
+                        raise
+                    await asyncio.sleep(_NOT_READY_S)
+
+    def _accept_next(self, failed: _Failed, *, keeps_refused: bool) -> None:
+        with self.taking:
+            if not self._waiting:  # the writer was aborted
+                return
+            try:
+                accepted = self._writer.write_fitted(self._waiting[0])
+            except LogNotReadyError:
+                raise
+            except DLError:
+                if not keeps_refused:
+                    self._waiting.popleft()
+                raise
+            self._waiting.popleft()
+        accepted.add_done_callback(partial(_report, failed))
+
+    def has_forked(self) -> None:
+        """In a child: the holder of the lock is not in this process."""
+        self.taking = threading.Lock()
+
+
+def _report(failed: _Failed, accepted: Any) -> None:
+    error = None if accepted.cancelled() else accepted.exception()
+    if error is not None:
+        failed(error)
+
+
+class _Interval:
+    """How long records wait until the background passes them on; 0: for ever."""
+
+    def __init__(self, length_s: float) -> None:
+        self.length_s = length_s
+        self.first_waits = asyncio.Event()
+        """A record waits that no call passes on yet."""
+        self._turn = 0  # counts how often the calling thread passed records on
+        self._running: concurrent.futures.Future[None] | None = None
+
+    def begin(self, portal: Portal, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin to wait; `work` runs in the background from the first time on."""
+        if self._running is None:
+            self._running = portal.submit(work())
+        portal.post(self.first_waits.set)
+
+    def restart(self) -> None:
+        """Let the background wait for another interval: the caller passes records on."""
+        self._turn += 1
+
+    async def has_passed(self) -> bool:
+        """Wait for half of it; return whether the caller passed nothing on meanwhile.
+
+        Records that came after the caller's last turn wait for the second half, and none waits for
+        longer than the interval.
+        """
+        turn = self._turn
+        await asyncio.sleep(self.length_s / 2)
+        return turn == self._turn
+
+    def stop(self) -> None:
+        """End the work in the background."""
+        if self._running is not None:
+            self._running.cancel()
 
 
 class BufferingWriter(Blocking):
@@ -67,18 +180,13 @@ class BufferingWriter(Blocking):
         super().__init__(portal, writer.aclose)
         self._writer = writer
         self._opened = opened  # open writers of the namespace, in order
-        self._accepting = asyncio.Lock()
-        self._outbox: deque[Any] = deque()  # batches or rows passed on, not yet accepted
-        self._taking = threading.Lock()  # guards the outbox, and takes from the buffer
+        self._outbox = _Outbox(writer)
         self._records: list[LogRecord] = []
         self._buffered_bytes = 0  # since the calling thread last passed records on
         self._buffer_bytes = buffer_bytes
-        self._flush_interval_s = flush_interval_s
         self._look_from_bytes = 0 if flush_interval_s else buffer_bytes
-        self._turn = 0  # counts how often the calling thread passed records on
         self._has_failed = False  # in the background; the next call raises the error
-        self._first_waits = asyncio.Event()  # a record waits that no call passes on yet
-        self._clock: concurrent.futures.Future[None] | None = None
+        self._interval = _Interval(flush_interval_s)
         opened[self] = None
 
     @abstractmethod
@@ -128,8 +236,8 @@ class BufferingWriter(Blocking):
     def abort(self) -> None:
         """Close without flushing, as a crash would; acknowledged records stay."""
         self._closed = True
-        self._stop_clock()
-        with self._taking:
+        self._stop_background()
+        with self._outbox.taking:
             self._records.clear()
             self._buffered_bytes = 0
             self._outbox.clear()
@@ -148,7 +256,7 @@ class BufferingWriter(Blocking):
             if not self._portal.is_inherited:
                 self._hand_over(waits=True)
         finally:
-            self._stop_clock()
+            self._stop_background()
             super().close()
 
     def _require_usable(self) -> None:
@@ -160,12 +268,12 @@ class BufferingWriter(Blocking):
     def _hand_over(self, *, waits: bool = False) -> None:
         self._buffer_to_outbox()
         self._buffered_bytes = 0
-        self._turn += 1  # the background waits for another interval
+        self._interval.restart()
         if self._outbox:
-            self._call(self._empty_outbox(waits=waits))
+            self._call(self._outbox.empty(self._failed, waits=waits))
 
     def _buffer_to_outbox(self) -> None:
-        with self._taking:
+        with self._outbox.taking:
             self._take_buffered()
 
     def _take_buffered(self) -> None:
@@ -191,38 +299,32 @@ class BufferingWriter(Blocking):
         """Pass on a full buffer, or make sure that the background passes on its records."""
         if self._buffered_bytes >= self._buffer_bytes:
             self._hand_over()
-        elif self._flush_interval_s and not self._has_failed:
+        elif self._interval.length_s and not self._has_failed:
             self._look_from_bytes = self._buffer_bytes
-            if self._clock is None:
-                self._clock = self._portal.submit(self._hand_over_in_time())
-            self._portal.post(self._first_waits.set)
+            self._interval.begin(self._portal, self._hand_over_in_time)
 
     async def _hand_over_in_time(self) -> None:
         """Pass on records that have waited for the interval, counted from the first of them."""
         while not self._closed:
             self._look_from_bytes = 0
             if not self._records and not self._outbox:
-                await self._first_waits.wait()
-            self._first_waits.clear()
+                await self._interval.first_waits.wait()
+            self._interval.first_waits.clear()
             if not self._has_failed:
                 self._look_from_bytes = self._buffer_bytes
-            turn = self._turn
-            # Records that came after the caller's last turn wait for the second half, and none
-            # waits for longer than the interval.
-            await asyncio.sleep(self._flush_interval_s / 2)
-            if turn == self._turn:
+            if await self._interval.has_passed():
                 await self._hand_over_in_background()
 
     async def _hand_over_in_background(self) -> None:
-        if self._has_failed or not self._taking.acquire(blocking=False):
+        if self._has_failed or not self._outbox.taking.acquire(blocking=False):
             return  # the next call passes them on and raises; or a call is about to do so
         try:
             if not self._outbox:  # else the outbox comes first
                 self._take_buffered()
         finally:
-            self._taking.release()
+            self._outbox.taking.release()
         try:
-            await self._empty_outbox(in_background=True)
+            await self._outbox.empty(self._failed, keeps_refused=True)
         except LogNotReadyError:
             return  # refused for the moment: try again in the next turn
         except DLError as error:
@@ -241,57 +343,19 @@ class BufferingWriter(Blocking):
             error,
         )
 
-    def _watch(self, accepted: Any) -> None:
-        error = None if accepted.cancelled() else accepted.exception()
-        if error is not None:
-            self._failed(error)
-
-    def _stop_clock(self) -> None:
-        if self._clock is not None and not self._portal.is_inherited:
-            self._clock.cancel()
-
-    async def _empty_outbox(self, *, waits: bool = False, in_background: bool = False) -> None:
-        """Let the writer accept the outbox; an interrupt neither loses nor doubles a batch.
-
-        A refused batch is dropped, and the error is raised.  There are three exceptions.  A batch
-        that is refused only for the moment stays; with `waits` it is tried until it is accepted.
-        With `in_background` a refused batch stays, so that a later call raises the error.  At exit
-        it stays as well, so that the log says how much was not written.
-        """
-        async with self._accepting:
-            while self._outbox:
-                await self._writer.wait_for_capacity()
-                try:
-                    self._accept_next(keeps_refused=in_background or self._closed)
-                except LogNotReadyError:
-                    if not waits:
-                        raise
-                    await asyncio.sleep(_NOT_READY_S)
-
-    def _accept_next(self, *, keeps_refused: bool) -> None:
-        with self._taking:
-            if not self._outbox:  # the writer was aborted
-                return
-            try:
-                accepted = self._writer.write_fitted(self._outbox[0])
-            except LogNotReadyError:
-                raise
-            except DLError:
-                if not keeps_refused:
-                    self._outbox.popleft()
-                raise
-            self._outbox.popleft()
-        accepted.add_done_callback(self._watch)
+    def _stop_background(self) -> None:
+        if not self._portal.is_inherited:
+            self._interval.stop()
 
     async def finish(self) -> None:
         """Flush and close at exit; log what could not be written."""
-        self._closed = True
-        self._stop_clock()
+        self._closed = self._outbox.is_last = True
+        self._stop_background()
         reason = f"it took more than {_EXIT_FLUSH_S:g} s"
         try:
             async with asyncio.timeout(_EXIT_FLUSH_S):
                 self._buffer_to_outbox()
-                await self._empty_outbox(waits=True)
+                await self._outbox.empty(self._failed, waits=True)
                 await self._writer.aclose()
         except DLError as error:
             reason = f"{type(error).__name__}: {error}"

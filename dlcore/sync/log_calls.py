@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from dlcore.api.log import DistributedLogManager as AsyncDistributedLogManager
+    from dlcore.api.log import (
+        ByteStream as AsyncByteStream,
+        DistributedLogManager as AsyncDistributedLogManager,
+        LogContents as AsyncLogContents,
+        LogDefinition as AsyncLogDefinition,
+        OpenedLog as AsyncOpenedLog,
+        Subscriptions as AsyncSubscriptions,
+    )
     from dlcore.base.config import LogSettings
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord, LogRecordWithDLSN
@@ -29,10 +36,10 @@ if TYPE_CHECKING:
     from dlcore.log.reading.status import LogStatus
 
 
-class LogCalls(Blocking):
-    """One log: its readers, and its metadata."""
+class OpenedLogCalls(Blocking):
+    """The base of all that a log offers."""
 
-    _manager: AsyncDistributedLogManager
+    _manager: AsyncOpenedLog
 
     def __repr__(self) -> str:
         return repr(self._manager)
@@ -46,6 +53,12 @@ class LogCalls(Blocking):
     def log_id(self) -> str:
         """The log's identity; a log that is deleted and created again has another one."""
         return self._manager.log_id
+
+
+class LogContentsCalls(OpenedLogCalls):
+    """The readable records of one log."""
+
+    _manager: AsyncLogContents
 
     def open_reader(
         self,
@@ -131,94 +144,16 @@ class LogCalls(Blocking):
             self._portal, self._call(self._manager.read(start, end, columns=columns, where=where))
         )
 
-    def append(
-        self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
-    ) -> DLSN | None:
-        """Append records, all or none, if the log's last record is the one at `expected`.
-
-        Only through proxies: a direct writer is alone with its log.
-
-        Args:
-            records: at most 1 MiB of records; they become a part of one entry.
-            expected: the position of the last record; None: the log holds no record.
-
-        Returns: the position of the last appended record; None if it is not known any more.
-
-        Raises:
-            ConditionFailedError: another record is the last one; nothing is written.
-            ProxyUnavailableError: no proxy answered; the records may be in the log or not.
-            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: the records are
-                refused.
-            UnsupportedError: the namespace was opened directly.
-        """
-        return self._call(self._manager.append(records, expected=expected))
-
-    def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
-        """Open a reader of the log's bytes.
-
-        Args:
-            position: the first byte wanted, perhaps past the end; None: the first one that is not
-                truncated.
-
-        Raises: SchemaMismatchError: the log is typed; as `open_reader`; and as
-            `AppendOnlyStreamReader.seek`.
-        """
-        return AppendOnlyStreamReader(
-            self._portal, self._call(self._manager.open_stream_reader(position))
-        )
-
-    def get_subscriptions(self) -> dict[str, DLSN]:
-        """Return the stored positions of subscribers: the next record that each one reads.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-        return self._call(self._manager.get_subscriptions())
-
-    def move_subscription(
-        self,
-        subscriber: str,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> DLSN:
-        """Store the position of a subscriber without a reader, forward or back, and return it.
-
-        Through proxies the next `commit` of a reader of the subscriber fails.
-
-        Raises:
-            OwnershipAcquireFailedError: the subscriber has a direct reader, which can `seek` and
-                `commit`.
-            OverCapacityError: the log keeps as many positions as it may.
-        """
-        return self._call(
-            self._manager.move_subscription(
-                subscriber, dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms
-            )
-        )
-
-    def delete_subscription(self, subscriber: str) -> bool:
-        """Forget a subscriber that has no reader; return whether there was one.
-
-        Raises:
-            OwnershipAcquireFailedError: it has a direct reader.
-            SubscriptionMovedError: a client of proxies moved the subscription meanwhile.
-        """
-        return self._call(self._manager.delete_subscription(subscriber))
-
-    def get_schema(self) -> pa.Schema | None:
-        """Return the columns of a typed log; None for a byte log.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-        return self._call(self._manager.get_schema())
-
     def get_snapshot(self) -> LogSnapshot:
         """Return the readable state of the log, with everything that scans need.
 
         Raises: LogNotFoundError, LedgerReadError, MetadataError.
         """
         return self._call(self._manager.get_snapshot())
+
+    def get_first_dlsn(self) -> DLSN:
+        """Return the position of the first record that is not truncated.  Raises: LogEmptyError."""
+        return self._call(self._manager.get_first_dlsn())
 
     def get_last_dlsn(self) -> DLSN:
         """Return the position of the last readable record.  Raises: LogEmptyError."""
@@ -227,26 +162,6 @@ class LogCalls(Blocking):
     def get_last_txid(self) -> int:
         """Return the transaction id of the last readable record.  Raises: LogEmptyError."""
         return self._call(self._manager.get_last_txid())
-
-    def is_end_of_stream_marked(self) -> bool:
-        """Return whether the log is sealed.
-
-        Raises: LogNotFoundError, MetadataError.
-        """
-        return self._call(self._manager.is_end_of_stream_marked())
-
-    def status(self) -> LogStatus:
-        """Return the contents of the log, how they are stored, and who writes it.
-
-        Over proxies the facts that only ZooKeeper has are None.
-
-        Raises: LogNotFoundError, LedgerReadError, MetadataError.
-        """
-        return self._call(self._manager.status())
-
-    def get_first_dlsn(self) -> DLSN:
-        """Return the position of the first record that is not truncated.  Raises: LogEmptyError."""
-        return self._call(self._manager.get_first_dlsn())
 
     def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
         """Return the position of the first record with `txid` or more, or the end of the log.
@@ -290,19 +205,76 @@ class LogCalls(Blocking):
         """
         return self._call(self._manager.get_first_txid())
 
-    def get_log_segments(self) -> list[LogSegment]:
-        """Return the segments that are not wholly truncated, in order.
 
-        Raises: UnsupportedError over proxies; `get_snapshot` has what scans need of them.
+class ByteStreamCalls(OpenedLogCalls):
+    """The bytes of one log."""
+
+    _manager: AsyncByteStream
+
+    def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
+        """Open a reader of the log's bytes.
+
+        Args:
+            position: the first byte wanted, perhaps past the end; None: the first one that is not
+                truncated.
+
+        Raises: SchemaMismatchError: the log is typed; as `open_reader`; and as
+            `AppendOnlyStreamReader.seek`.
         """
-        return self._call(self._manager.get_log_segments())
+        return AppendOnlyStreamReader(
+            self._portal, self._call(self._manager.open_stream_reader(position))
+        )
 
-    def get_first_active_dlsn(self) -> DLSN:
-        """Return the position below which everything is truncated.
 
-        Raises: UnsupportedError over proxies.
+class SubscriptionsCalls(OpenedLogCalls):
+    """The subscribers of one log."""
+
+    _manager: AsyncSubscriptions
+
+    def get_subscriptions(self) -> dict[str, DLSN]:
+        """Return the stored positions of subscribers: the next record that each one reads.
+
+        Raises: LogNotFoundError, MetadataError.
         """
-        return self._call(self._manager.get_first_active_dlsn())
+        return self._call(self._manager.get_subscriptions())
+
+    def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        """Store the position of a subscriber without a reader, forward or back, and return it.
+
+        Through proxies the next `commit` of a reader of the subscriber fails.
+
+        Raises:
+            OwnershipAcquireFailedError: the subscriber has a direct reader, which can `seek` and
+                `commit`.
+            OverCapacityError: the log keeps as many positions as it may.
+        """
+        return self._call(
+            self._manager.move_subscription(
+                subscriber, dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms
+            )
+        )
+
+    def delete_subscription(self, subscriber: str) -> bool:
+        """Forget a subscriber that has no reader; return whether there was one.
+
+        Raises:
+            OwnershipAcquireFailedError: it has a direct reader.
+            SubscriptionMovedError: a client of proxies moved the subscription meanwhile.
+        """
+        return self._call(self._manager.delete_subscription(subscriber))
+
+
+class LogDefinitionCalls(OpenedLogCalls):
+    """The settings and the schema of one log."""
+
+    _manager: AsyncLogDefinition
 
     def get_settings(self) -> LogSettings:
         """Return the settings that are stored with the log for its writers.
@@ -321,6 +293,13 @@ class LogCalls(Blocking):
         """
         return self._call(self._manager.update_settings(**changes))
 
+    def get_schema(self) -> pa.Schema | None:
+        """Return the columns of a typed log; None for a byte log.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+        return self._call(self._manager.get_schema())
+
     def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
         """Change the columns of a typed log; return all columns after the change.
 
@@ -337,6 +316,64 @@ class LogCalls(Blocking):
             ConfigurationError: a log cannot have these columns.
         """
         return self._call(self._manager.update_schema(schema, merge=merge))
+
+
+class LogCalls(LogContentsCalls, ByteStreamCalls, SubscriptionsCalls, LogDefinitionCalls):
+    """One log: its readers, and its metadata."""
+
+    _manager: AsyncDistributedLogManager
+
+    def append(
+        self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
+    ) -> DLSN | None:
+        """Append records, all or none, if the log's last record is the one at `expected`.
+
+        Only through proxies: a direct writer is alone with its log.
+
+        Args:
+            records: at most 1 MiB of records; they become a part of one entry.
+            expected: the position of the last record; None: the log holds no record.
+
+        Returns: the position of the last appended record; None if it is not known any more.
+
+        Raises:
+            ConditionFailedError: another record is the last one; nothing is written.
+            ProxyUnavailableError: no proxy answered; the records may be in the log or not.
+            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: the records are
+                refused.
+            UnsupportedError: the namespace was opened directly.
+        """
+        return self._call(self._manager.append(records, expected=expected))
+
+    def is_end_of_stream_marked(self) -> bool:
+        """Return whether the log is sealed.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+        return self._call(self._manager.is_end_of_stream_marked())
+
+    def status(self) -> LogStatus:
+        """Return the contents of the log, how they are stored, and who writes it.
+
+        Over proxies the facts that only ZooKeeper has are None.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
+        return self._call(self._manager.status())
+
+    def get_log_segments(self) -> list[LogSegment]:
+        """Return the segments that are not wholly truncated, in order.
+
+        Raises: UnsupportedError over proxies; `get_snapshot` has what scans need of them.
+        """
+        return self._call(self._manager.get_log_segments())
+
+    def get_first_active_dlsn(self) -> DLSN:
+        """Return the position below which everything is truncated.
+
+        Raises: UnsupportedError over proxies.
+        """
+        return self._call(self._manager.get_first_active_dlsn())
 
     def truncate(
         self, dlsn: DLSN | None = None, *, txid: int | None = None, timestamp_ms: int | None = None

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.log.metadata.listing import PAGE_SIZE
-from dlcore.sync.buffering import WritersNamespace
 from dlcore.sync.merged import MergedReader
 from dlcore.sync.staging import StagedAppend, StagingWriter
-from dlcore.sync.twin import iterate
+from dlcore.sync.twin import Blocking, iterate
 from dlcore.sync.watch import LogWatch
 
 if TYPE_CHECKING:
@@ -20,7 +19,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.api.namespace import Namespace as AsyncNamespace
+    from dlcore.api.namespace import (
+        AccessRules as AsyncAccessRules,
+        AtomicAppends as AsyncAtomicAppends,
+        ClusterView as AsyncClusterView,
+        Namespace as AsyncNamespace,
+        OpenedNamespace as AsyncOpenedNamespace,
+        ScanPlanning as AsyncScanPlanning,
+    )
     from dlcore.base.config import LogConfig, LogSettings
     from dlcore.base.errors import DLError
     from dlcore.base.ids import DLSN
@@ -32,10 +38,10 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
 
 
-class NamespaceCalls(WritersNamespace):
-    """A collection of logs."""
+class OpenedNamespaceCalls(Blocking):
+    """The base of all that a namespace offers."""
 
-    _namespace: AsyncNamespace
+    _namespace: AsyncOpenedNamespace
 
     def __repr__(self) -> str:
         return repr(self._namespace)
@@ -44,6 +50,247 @@ class NamespaceCalls(WritersNamespace):
     def uri(self) -> str:
         """The URI that it was opened with."""
         return self._namespace.uri
+
+
+class ScanPlanningCalls(OpenedNamespaceCalls):
+    """Reads that are planned once for many logs, and may run in other processes."""
+
+    _namespace: AsyncScanPlanning
+
+    def get_snapshots(
+        self, names: Sequence[str], *, fresh: bool = False
+    ) -> dict[str, LogSnapshot | None]:
+        """Return a snapshot of each log; None for those that do not exist.
+
+        Logs of earlier calls are watched, and an unchanged log is not read again.  A change of a
+        moment ago may be missing.  With `fresh` all changes that completed before this call are
+        included, for one more round trip, however many logs there are.  Proxies always do this.
+
+        Raises: LedgerReadError, MetadataError.
+        """
+        return self._call(self._namespace.get_snapshots(names, fresh=fresh))
+
+    def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
+        """Return a snapshot of each log, or the error that prevents it.
+
+        It is like `get_snapshots` with `fresh`, but a log with damaged metadata, or without an
+        answer of its bookies, does not hide the others.  Logs that do not exist are left out.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.survey_logs(names))
+
+    def get_schemas(
+        self, names: Sequence[str], *, for_write: bool = False
+    ) -> dict[str, pa.Schema | None]:
+        """Return each existing log's schema, None if of bytes.
+
+        With `for_write` a sealed log is an error, at the cost of one read for all logs.
+
+        Raises: InvalidLogNameError, MetadataError; with `for_write` EndOfStreamError.
+        """
+        return self._call(self._namespace.get_schemas(names, for_write=for_write))
+
+    def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        """Return the place of the first record of each search, in its snapshot.
+
+        It reads a few entries from bookies, and nothing from the metadata store.
+
+        Raises: LedgerReadError: no replica of an entry is readable; LogNotFoundError over proxies.
+        """
+        return self._call(self._namespace.find_places(wanted))
+
+    def scan(self, part: ScanRange) -> Iterator[ScanBatch]:
+        """Yield the records of a range of a snapshot, in order, one `ScanBatch` per entry.
+
+        `dlcore.scan` does the same in any process, without an open namespace.
+
+        Raises:
+            LedgerReadError: no replica of an entry is readable, or no proxy returned all records
+                within `patience_s`.
+            AlreadyTruncatedError, LogNotFoundError: records were truncated or deleted since the
+                scan was planned.
+        """
+        return iterate(self._portal, self._namespace.scan(part))
+
+    def grant(
+        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
+    ) -> list[tuple[bytes, ...]]:
+        """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
+
+        A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
+        from bookies that take capabilities.  They are secrets: they give their rights to every
+        holder, for `lifetime_s` seconds, at most a day.
+
+        Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.grant(parts, lifetime_s=lifetime_s))
+
+
+class AtomicAppendsCalls(OpenedNamespaceCalls):
+    """Appends that enter all their logs in one step."""
+
+    _namespace: AsyncAtomicAppends
+
+    def begin_append(
+        self,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None = None,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,
+        strict: bool = False,
+        after: int | None = None,
+    ) -> StagedAppend:
+        """Begin an atomic append to any number of logs.
+
+        Args:
+            identity: the appender, across restarts: 1 … 200 bytes.
+            version: number of the identity's append; a committed version is not appended again.
+            shared: staging shared with other appends; by default that of its own identity.
+            run: the life of an appender that appends a version several times, one after the other,
+                and repeats them in the same order; without it a version is appended once.
+            lock_timeout_s: how long the commit waits for a log's writer; None: as configured.
+            keep_record: False if the identity appends only once: its record is removed early.
+                Proxies always keep it, because a client may lose their answer.
+            strict: refuse a repetition unless it is the latest version, to the same logs.  Without
+                it any committed version is skipped, by its number alone.
+            after: the version that must be the last committed one at the commit, -1 for none.  Not
+                over proxies.
+
+        Raises: ConfigurationError: the identity or version is invalid.
+        """
+        return StagedAppend(
+            self._portal,
+            self._call(
+                self._namespace.begin_append(
+                    identity,
+                    version,
+                    shared=shared,
+                    run=run,
+                    lock_timeout_s=lock_timeout_s,
+                    keep_record=keep_record,
+                    strict=strict,
+                    after=after,
+                )
+            ),
+        )
+
+    def open_staging_writer(self, *, identity: str, shared: bool = False) -> StagingWriter:
+        """Open a writer whose records enter logs when an append commits their extents.
+
+        With `shared` proxies keep its ledgers open for other writers of the same identity.  A
+        direct writer keeps its ledgers open in any case, until it is closed.
+
+        Raises: ConfigurationError: `identity` is empty, or too long.
+        """
+        return StagingWriter(
+            self._portal,
+            self._call(self._namespace.open_staging_writer(identity=identity, shared=shared)),
+        )
+
+    def last_version(self, identity: str) -> int:
+        """Return the last version that an appender committed, or -1.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.last_version(identity))
+
+    def list_commits(self) -> list[CommitStatus]:
+        """Return the last commit of each appender that is remembered.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.list_commits())
+
+
+class AccessRulesCalls(OpenedNamespaceCalls):
+    """The rules that say what callers of proxies may do."""
+
+    _namespace: AsyncAccessRules
+
+    def get_access_rules(self) -> list[str]:
+        """Return the rules of access, as texts, in the order in which they were added.
+
+        A rule says what callers of proxies may do: docs/access.md.  Without any they may do
+        everything.  Clients that reach the metadata store and the bookies are bound by none.
+
+        Raises: MetadataError; AccessDeniedError: over proxies it needs to manage the namespace.
+        """
+        return self._call(self._namespace.get_access_rules())
+
+    def change_access_rules(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Remove rules, then add others, in one step; return all rules.
+
+        Proxies follow within seconds, and end streams that lost their right.
+
+        Args:
+            add: texts of rules, as ``allow user:alice read,append prefix pay/``.
+            remove: texts of rules that are there.
+
+        Raises:
+            ConfigurationError: a text is no rule, one to remove is not there, or there are too
+                many.
+            MetadataError; AccessDeniedError: as for `get_access_rules`.
+        """
+        return self._call(self._namespace.change_access_rules(add=add, remove=remove))
+
+
+class ClusterViewCalls(OpenedNamespaceCalls):
+    """The bookies and ledgers below all logs, and this client's work with them."""
+
+    _namespace: AsyncClusterView
+
+    def get_statistics(self) -> NamespaceStatistics:
+        """Return counts of this client's work so far, and its open objects.
+
+        Raises: UnsupportedError over proxies.
+        """
+        return self._call_on_loop(lambda: self._namespace.get_statistics())
+
+    def get_collector(self) -> Any:
+        """Return the metrics of this client, for a registry of `prometheus_client`.
+
+        The registry asks it at each scrape, in any thread; a closed namespace has no samples.
+
+        Raises: UnsupportedError over proxies, which have metrics themselves.
+        """
+        return self._call_on_loop(lambda: self._namespace.get_collector())
+
+    def get_bookies(self) -> list[BookieRegistration]:
+        """Return the bookies that are registered now.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.get_bookies())
+
+    def get_ledger(self, ledger_id: int) -> LedgerMetadata:
+        """Return the metadata of a ledger.
+
+        Raises: LedgerNotFoundError, MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.get_ledger(ledger_id))
+
+    def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
+        """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
+
+        A damaged ledger has its error instead, so that it does not hide the others.
+
+        Raises: MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.list_ledgers(first=first, count=count))
+
+
+class NamespaceCalls(ScanPlanningCalls, AtomicAppendsCalls, AccessRulesCalls, ClusterViewCalls):
+    """A collection of logs."""
+
+    _namespace: AsyncNamespace
 
     def create_log(
         self,
@@ -191,214 +438,3 @@ class NamespaceCalls(WritersNamespace):
                 )
             ),
         )
-
-    def get_snapshots(
-        self, names: Sequence[str], *, fresh: bool = False
-    ) -> dict[str, LogSnapshot | None]:
-        """Return a snapshot of each log; None for those that do not exist.
-
-        Logs of earlier calls are watched, and an unchanged log is not read again.  A change of a
-        moment ago may be missing.  With `fresh` all changes that completed before this call are
-        included, for one more round trip, however many logs there are.  Proxies always do this.
-
-        Raises: LedgerReadError, MetadataError.
-        """
-        return self._call(self._namespace.get_snapshots(names, fresh=fresh))
-
-    def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
-        """Return a snapshot of each log, or the error that prevents it.
-
-        It is like `get_snapshots` with `fresh`, but a log with damaged metadata, or without an
-        answer of its bookies, does not hide the others.  Logs that do not exist are left out.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        return self._call(self._namespace.survey_logs(names))
-
-    def grant(
-        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
-    ) -> list[tuple[bytes, ...]]:
-        """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
-
-        A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
-        from bookies that take capabilities.  They are secrets: they give their rights to every
-        holder, for `lifetime_s` seconds, at most a day.
-
-        Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
-        """
-        return self._call(self._namespace.grant(parts, lifetime_s=lifetime_s))
-
-    def get_schemas(
-        self, names: Sequence[str], *, for_write: bool = False
-    ) -> dict[str, pa.Schema | None]:
-        """Return each existing log's schema, None if of bytes.
-
-        With `for_write` a sealed log is an error, at the cost of one read for all logs.
-
-        Raises: InvalidLogNameError, MetadataError; with `for_write` EndOfStreamError.
-        """
-        return self._call(self._namespace.get_schemas(names, for_write=for_write))
-
-    def find_places(
-        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
-    ) -> list[RecordPlace]:
-        """Return the place of the first record of each search, in its snapshot.
-
-        It reads a few entries from bookies, and nothing from the metadata store.
-
-        Raises: LedgerReadError: no replica of an entry is readable; LogNotFoundError over proxies.
-        """
-        return self._call(self._namespace.find_places(wanted))
-
-    def scan(self, part: ScanRange) -> Iterator[ScanBatch]:
-        """Yield the records of a range of a snapshot, in order, one `ScanBatch` per entry.
-
-        `dlcore.scan` does the same in any process, without an open namespace.
-
-        Raises:
-            LedgerReadError: no replica of an entry is readable, or no proxy returned all records
-                within `patience_s`.
-            AlreadyTruncatedError, LogNotFoundError: records were truncated or deleted since the
-                scan was planned.
-        """
-        return iterate(self._portal, self._namespace.scan(part))
-
-    def begin_append(
-        self,
-        identity: str,
-        version: int,
-        *,
-        shared: SharedStaging | None = None,
-        run: AppendRun | None = None,
-        lock_timeout_s: float | None = None,
-        keep_record: bool = True,
-        strict: bool = False,
-        after: int | None = None,
-    ) -> StagedAppend:
-        """Begin an atomic append to any number of logs.
-
-        Args:
-            identity: the appender, across restarts: 1 … 200 bytes.
-            version: number of the identity's append; a committed version is not appended again.
-            shared: staging shared with other appends; by default that of its own identity.
-            run: the life of an appender that appends a version several times, one after the other,
-                and repeats them in the same order; without it a version is appended once.
-            lock_timeout_s: how long the commit waits for a log's writer; None: as configured.
-            keep_record: False if the identity appends only once: its record is removed early.
-                Proxies always keep it, because a client may lose their answer.
-            strict: refuse a repetition unless it is the latest version, to the same logs.  Without
-                it any committed version is skipped, by its number alone.
-            after: the version that must be the last committed one at the commit, -1 for none.  Not
-                over proxies.
-
-        Raises: ConfigurationError: the identity or version is invalid.
-        """
-        return StagedAppend(
-            self._portal,
-            self._call(
-                self._namespace.begin_append(
-                    identity,
-                    version,
-                    shared=shared,
-                    run=run,
-                    lock_timeout_s=lock_timeout_s,
-                    keep_record=keep_record,
-                    strict=strict,
-                    after=after,
-                )
-            ),
-        )
-
-    def open_staging_writer(self, *, identity: str, shared: bool = False) -> StagingWriter:
-        """Open a writer whose records enter logs when an append commits their extents.
-
-        With `shared` proxies keep its ledgers open for other writers of the same identity.  A
-        direct writer keeps its ledgers open in any case, until it is closed.
-
-        Raises: ConfigurationError: `identity` is empty, or too long.
-        """
-        return StagingWriter(
-            self._portal,
-            self._call(self._namespace.open_staging_writer(identity=identity, shared=shared)),
-        )
-
-    def last_version(self, identity: str) -> int:
-        """Return the last version that an appender committed, or -1.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        return self._call(self._namespace.last_version(identity))
-
-    def list_commits(self) -> list[CommitStatus]:
-        """Return the last commit of each appender that is remembered.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        return self._call(self._namespace.list_commits())
-
-    def get_access_rules(self) -> list[str]:
-        """Return the rules of access, as texts, in the order in which they were added.
-
-        A rule says what callers of proxies may do: docs/access.md.  Without any they may do
-        everything.  Clients that reach the metadata store and the bookies are bound by none.
-
-        Raises: MetadataError; AccessDeniedError: over proxies it needs to manage the namespace.
-        """
-        return self._call(self._namespace.get_access_rules())
-
-    def change_access_rules(
-        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
-    ) -> list[str]:
-        """Remove rules, then add others, in one step; return all rules.
-
-        Proxies follow within seconds, and end streams that lost their right.
-
-        Args:
-            add: texts of rules, as ``allow user:alice read,append prefix pay/``.
-            remove: texts of rules that are there.
-
-        Raises:
-            ConfigurationError: a text is no rule, one to remove is not there, or there are too
-                many.
-            MetadataError; AccessDeniedError: as for `get_access_rules`.
-        """
-        return self._call(self._namespace.change_access_rules(add=add, remove=remove))
-
-    def get_statistics(self) -> NamespaceStatistics:
-        """Return counts of this client's work so far, and its open objects.
-
-        Raises: UnsupportedError over proxies.
-        """
-        return self._call_on_loop(lambda: self._namespace.get_statistics())
-
-    def get_collector(self) -> Any:
-        """Return the metrics of this client, for a registry of `prometheus_client`.
-
-        The registry asks it at each scrape, in any thread; a closed namespace has no samples.
-
-        Raises: UnsupportedError over proxies, which have metrics themselves.
-        """
-        return self._call_on_loop(lambda: self._namespace.get_collector())
-
-    def get_bookies(self) -> list[BookieRegistration]:
-        """Return the bookies that are registered now.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        return self._call(self._namespace.get_bookies())
-
-    def get_ledger(self, ledger_id: int) -> LedgerMetadata:
-        """Return the metadata of a ledger.
-
-        Raises: LedgerNotFoundError, MetadataError; UnsupportedError over proxies.
-        """
-        return self._call(self._namespace.get_ledger(ledger_id))
-
-    def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
-        """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
-
-        A damaged ledger has its error instead, so that it does not hide the others.
-
-        Raises: MetadataError; UnsupportedError over proxies.
-        """
-        return self._call(self._namespace.list_ledgers(first=first, count=count))

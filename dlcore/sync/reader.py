@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from dlcore.base.config import require_count
 from dlcore.base.errors import DLError, EndOfStreamError
-from dlcore.log.reading.taking import drop_taken, no_records, take_records
+from dlcore.log.reading.rows import drop_taken, no_records, take_records
 from dlcore.sync.reader_calls import ReaderCalls
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ class LogWriter(WriterCalls):
 
         Raises: UnsupportedError: the writer is direct, and numbers no records.
         """
-        with self._taking:
+        with self._outbox.taking:
             waiting = len(self._records) + sum(int(each.num_rows) for each in self._outbox)
             return self._writer.next_sequence + waiting
 
@@ -141,7 +140,7 @@ class LogWriter(WriterCalls):
     def _look_closer(self) -> None:
         """In a forked child accept no record: `_checked` raises the reason."""
         self._lowest_txid = TXID_MAX + 1
-        self._taking = threading.Lock()  # the holder of the lock is not in this process
+        self._outbox.has_forked()
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of `batch`, which has the columns txid (int64) and value (binary).

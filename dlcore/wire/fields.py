@@ -1,4 +1,4 @@
-"""Parts of messages: statuses, texts and the sizes of entries; wrong ones are reported.
+"""Parts of messages: statuses and texts; wrong ones are reported.
 
 Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are a proven "no".  A status that this release does not know,
 and everything from STORAGE_ERROR on, is "unknown".
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -28,12 +26,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
     WrongIncarnationError,
 )
-from dlcore.wire.frames import FrameRun
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from dlcore.wire.frames import WireError
 
 
 class Status(IntEnum):
@@ -91,16 +84,8 @@ def status_of(error: BaseException) -> tuple[Status, str]:
 
 
 Buffer: TypeAlias = bytes | memoryview
-SIZE_BYTES = 4
 TEXT_BYTES_MAX = 1024
-_SIZE = struct.Struct(">I")
 _TEXT = struct.Struct(">H")
-RUN_FRAMES_MIN = 16
-"""This many frames or more are split without a step for each."""
-
-
-class WireError(BadRequestError):
-    """The other side broke the protocol; the connection ends."""
 
 
 def cut(detail: str) -> bytes:
@@ -119,38 +104,6 @@ def blob(data: bytes) -> bytes:
     if len(data) > TEXT_BYTES_MAX:
         raise BadRequestError(f"{data[:40]!r}… has {len(data)} bytes, at most {TEXT_BYTES_MAX}")
     return _TEXT.pack(len(data)) + data
-
-
-def split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> Sequence[memoryview]:
-    """Return the entry frames in a payload, by the sizes in the fields."""
-    if len(sizes) % SIZE_BYTES:
-        raise WireError(f"{len(sizes)} bytes of entry sizes: expected a multiple of {SIZE_BYTES}")
-    if len(sizes) >= SIZE_BYTES * RUN_FRAMES_MIN:
-        return _split_run(np.frombuffer(sizes, ">u4"), payload, bytes_min=bytes_min)
-    if len(sizes) == SIZE_BYTES and bytes_min <= len(payload) == _SIZE.unpack(sizes)[0]:
-        return [payload]  # most messages have one entry
-    frames: list[memoryview] = []
-    start = 0
-    for size in struct.unpack(f">{len(sizes) // SIZE_BYTES}I", sizes):
-        if size < bytes_min:
-            raise WireError(f"an entry of {size} bytes: expected at least {bytes_min}")
-        end = start + size
-        frames.append(payload[start:end])
-        start = end
-    if start != len(payload):
-        raise WireError(f"entries of {start} bytes in a payload of {len(payload)} bytes")
-    return frames
-
-
-def _split_run(
-    sizes: NDArray[np.uint32], payload: memoryview, *, bytes_min: int
-) -> Sequence[memoryview]:
-    smallest, total = int(sizes.min()), int(sizes.sum(dtype=np.int64))
-    if smallest < bytes_min:
-        raise WireError(f"an entry of {smallest} bytes: expected at least {bytes_min}")
-    if total != len(payload):
-        raise WireError(f"entries of {total} bytes in a payload of {len(payload)} bytes")
-    return FrameRun.of_sizes(payload, sizes)
 
 
 def blobs(data: Buffer, *, count: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Frames of entries: ids, LAC and a CRC32C of all; many in one buffer, and how they are sent.
+"""Frames of entries: ids, LAC and a CRC32C of all; many in one buffer, how they are sent and split.
 
 The client builds a frame once.  It is sent, stored and read back unchanged, and every component
 that it passes verifies it.  Layout, big-endian: a header of 40 bytes, the body, 8 bytes at the end:
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 import crc32c
 import numpy as np
 
-from dlcore.base.errors import DigestMismatchError
+from dlcore.base.errors import BadRequestError, DigestMismatchError
 
 if TYPE_CHECKING:
     import asyncio
@@ -109,6 +109,51 @@ class FrameRun(Sequence[memoryview]):
     def __iter__(self) -> Iterator[memoryview]:
         payload = self.payload
         return (payload[start:end] for start, end in pairwise(self.bounds.tolist()))
+
+
+class WireError(BadRequestError):
+    """The other side broke the protocol; the connection ends."""
+
+
+SIZE_BYTES = 4
+"""Bytes of the size of a frame, which a message has for each of its frames."""
+_SIZE = struct.Struct(">I")
+RUN_FRAMES_MIN = 16
+"""This many frames or more are split without a step for each."""
+
+
+def split(
+    sizes: bytes | memoryview, payload: memoryview, *, bytes_min: int
+) -> Sequence[memoryview]:
+    """Return the entry frames in a payload, by the sizes in the fields."""
+    if len(sizes) % SIZE_BYTES:
+        raise WireError(f"{len(sizes)} bytes of entry sizes: expected a multiple of {SIZE_BYTES}")
+    if len(sizes) >= SIZE_BYTES * RUN_FRAMES_MIN:
+        return _split_run(np.frombuffer(sizes, ">u4"), payload, bytes_min=bytes_min)
+    if len(sizes) == SIZE_BYTES and bytes_min <= len(payload) == _SIZE.unpack(sizes)[0]:
+        return [payload]  # most messages have one entry
+    frames: list[memoryview] = []
+    start = 0
+    for size in struct.unpack(f">{len(sizes) // SIZE_BYTES}I", sizes):
+        if size < bytes_min:
+            raise WireError(f"an entry of {size} bytes: expected at least {bytes_min}")
+        end = start + size
+        frames.append(payload[start:end])
+        start = end
+    if start != len(payload):
+        raise WireError(f"entries of {start} bytes in a payload of {len(payload)} bytes")
+    return frames
+
+
+def _split_run(
+    sizes: NDArray[np.uint32], payload: memoryview, *, bytes_min: int
+) -> Sequence[memoryview]:
+    smallest, total = int(sizes.min()), int(sizes.sum(dtype=np.int64))
+    if smallest < bytes_min:
+        raise WireError(f"an entry of {smallest} bytes: expected at least {bytes_min}")
+    if total != len(payload):
+        raise WireError(f"entries of {total} bytes in a payload of {len(payload)} bytes")
+    return FrameRun.of_sizes(payload, sizes)
 
 
 def total_bytes(frames: Sequence[Sized]) -> int:

@@ -18,18 +18,15 @@ from dlcore.base.access.capability import CAPABILITY_BYTES_MAX, CAPABILITY_BYTES
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.base.errors import BadRequestError
 from dlcore.base.features import handshake_bit
-from dlcore.wire.fields import (
+from dlcore.wire.fields import TEXT_BYTES_MAX, Buffer as Buffer, blob, blobs, cut, text
+from dlcore.wire.frames import (
     SIZE_BYTES,
-    TEXT_BYTES_MAX,
-    Buffer as Buffer,
+    FrameParts,
+    FrameRun,
     WireError as WireError,
-    blob,
-    blobs,
-    cut,
     split,
-    text,
+    total_bytes,
 )
-from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,6 +11,7 @@ import pytest
 
 from bookie.files.commit_queue import (
     TRANSITIONS,
+    Batch,
     Call,
     CommitQueue,
     CommitState,
@@ -27,11 +28,12 @@ from bookie.files.commit_queue import (
     RetryLater,
     Signal,
     Step,
+    UnsealedFile,
+    UnsealedFiles,
     Write,
 )
 from bookie.files.format import NOTE_BYTES, decode_file_header, encode_file_header
 from bookie.files.index import FileIndex
-from bookie.files.log_state import Batch, UnsealedFile, UnsealedFiles
 from bookie.files.replay import WritePosition
 from dlcore.base.errors import BookieStorageError
 

@@ -88,7 +88,7 @@ def test_a_defect_has_an_answer_and_is_logged(
                     assert "KeyError" in failed.detail
             await still_works(end)
 
-    with caplog.at_level(logging.ERROR, "bookie.serving.in_progress"):
+    with caplog.at_level(logging.ERROR, "bookie.serving.reads_in_progress"):
         run(scenario)
     assert caplog.text.count("\nKeyError: 'planted'") >= 3  # each with its traceback
 

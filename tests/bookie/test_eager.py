@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.serving.in_progress import start_eagerly
+from bookie.serving.reads_in_progress import start_eagerly
 
 
 def test_a_step_that_waits_for_nothing_needs_no_task() -> None:

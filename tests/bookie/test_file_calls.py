@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks import file_calls
+from bookie.disks import folder_calls, real_file
 from bookie.disks.real import RealDisk
 from dlcore.base.errors import BookieStorageError
 
@@ -50,8 +50,8 @@ def test_each_sync_is_a_full_one_on_macos(tmp_path: Path, monkeypatch: pytest.Mo
     def plain(descriptor: int) -> None:
         raise AssertionError(f"a plain sync of {descriptor}")
 
-    monkeypatch.setattr(file_calls, "_FULL_SYNC", FULL_SYNC)
-    monkeypatch.setattr(file_calls, "capabilities", lambda _: (False, False))
+    monkeypatch.setattr(real_file, "_FULL_SYNC", FULL_SYNC)
+    monkeypatch.setattr(folder_calls, "capabilities", lambda _: (False, False))
     monkeypatch.setattr("bookie.disks.real.capabilities", lambda _: (False, False))
     monkeypatch.setattr(fcntl, "fcntl", command)
     monkeypatch.setattr(os, "fsync", plain)
@@ -73,17 +73,17 @@ def test_a_file_system_without_full_syncs_gets_plain_ones(
         number = refusals.pop(0)
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(file_calls, "_FULL_SYNC", FULL_SYNC)
+    monkeypatch.setattr(real_file, "_FULL_SYNC", FULL_SYNC)
     monkeypatch.setattr(fcntl, "fcntl", command)
     monkeypatch.setattr(os, "fsync", synced.append)
     path = tmp_path / "file"
     with path.open("wb") as file:
         for _ in range(3):
-            file_calls.sync_data(path, file.fileno())
+            real_file.sync_data(path, file.fileno())
         assert synced == [file.fileno()] * 3
         reason = f"cannot sync {re.escape(str(path))}: Input/output error"
         with pytest.raises(BookieStorageError, match=reason):
-            file_calls.sync_file(path, file.fileno())
+            real_file.sync_file(path, file.fileno())
     assert len(synced) == 3
 
 
@@ -92,12 +92,12 @@ def test_where_fdatasync_is_missing_fsync_does_more(
 ) -> None:
     """And POSIX has it."""
     synced: list[int] = []
-    monkeypatch.setattr(file_calls, "_FULL_SYNC", None)
+    monkeypatch.setattr(real_file, "_FULL_SYNC", None)
     monkeypatch.delattr(os, "fdatasync", raising=False)
     monkeypatch.setattr(os, "fsync", synced.append)
     path = tmp_path / "file"
     with path.open("wb") as file:
-        file_calls.sync_data(path, file.fileno())
+        real_file.sync_data(path, file.fileno())
         assert synced == [file.fileno()]
 
 
@@ -107,19 +107,19 @@ def test_space_is_held_back_by_zeros_where_it_cannot_be_allocated(
     """A full disk leaves what was held before."""
     path, size = tmp_path / "reserve", 3 * 1024 * 1024 + 5
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    assert file_calls.hold(path, 1000) == 1000
-    assert file_calls.hold(path, size) == size
+    assert folder_calls.hold(path, 1000) == 1000
+    assert folder_calls.hold(path, size) == size
     assert path.read_bytes() == bytes(size)
-    assert file_calls.allocated_bytes(path) == size
+    assert folder_calls.allocated_bytes(path) == size
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(os, "pwritev", full, raising=False)
     with pytest.raises(OSError, match="no space left"):
-        file_calls.hold(path, 2 * size)
+        folder_calls.hold(path, 2 * size)
     assert path.stat().st_size == size
-    assert file_calls.hold(path, 10) == 10
+    assert folder_calls.hold(path, 10) == 10
     assert path.stat().st_size == 10
 
 
@@ -127,6 +127,6 @@ def test_a_c_library_without_fallocate_allocates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is found out at the start, like what a file system cannot do."""
-    monkeypatch.setattr(file_calls, "_LIBC", object())
-    assert file_calls.capabilities(tmp_path) == (False, False)
+    monkeypatch.setattr(folder_calls, "_LIBC", object())
+    assert folder_calls.capabilities(tmp_path) == (False, False)
     use_disk(tmp_path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.serving.in_progress import FollowStream
+from bookie.serving.reads_in_progress import FollowStream
 from dlcore.base.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update

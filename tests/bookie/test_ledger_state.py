@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bookie.files.index import LedgerSummary
-from bookie.files.log_state import LedgerState
+from bookie.files.index import LedgerState, LedgerSummary
 
 
 def summary(

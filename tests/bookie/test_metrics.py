@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import SpaceConfig
-from bookie.serving.budgets import ReadBudget
 from bookie.serving.metrics import METRICS, checks, samples, try_disk
+from bookie.serving.reads_in_progress import ReadBudget
 from dlcore.base.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
 from dlcore.base.health import Readiness
 from dlcore.base.metrics import Durations

@@ -101,9 +101,11 @@ def test_a_disk_that_does_not_sync_loses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the loss of power would prove nothing."""
-    for name in ("sync_data", "sync_file", "sync_directory"):
-        monkeypatch.setattr(f"bookie.disks.real.{name}", lambda *_: None)
-    monkeypatch.setattr("bookie.disks.file_calls.sync_file", lambda *_: None)
+    for name in (
+        *("real_file.sync_data", "real_file.sync_file", "real.sync_directory"),
+        "folder_calls.sync_file",
+    ):
+        monkeypatch.setattr(f"bookie.disks.{name}", lambda *_: None)
     folder = used_folder(tmp_path, monkeypatch, can_allocate=False)
 
     class AllIsLost(random.Random):

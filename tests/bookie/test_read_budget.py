@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bookie.files.entry_reader import LargerEntryError
-from bookie.serving.budgets import ReadBudget
+from bookie.serving.reads_in_progress import ReadBudget
 from dlcore.base.errors import BookieOverloadedError
 from tests.fixtures.aio import run
 

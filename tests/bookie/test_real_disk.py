@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from bookie.disks import file_calls, real as real_disk
-from bookie.disks.real import RealDisk, RealFile
-from bookie.disks.recent_bytes import BLOCK_BYTES
+from bookie.disks import folder_calls, real as real_disk, real_file
+from bookie.disks.real import RealDisk
+from bookie.disks.real_file import BLOCK_BYTES, RealFile
 from dlcore.base.errors import BookieStorageError, ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_a_cancelled_append_does_not_let_go_of_its_descriptor(tmp_path: Path) ->
         disk = RealDisk(tmp_path)
         file = await disk.create("a", [])
         gate = threading.Event()
-        blocker = asyncio.create_task(disk.threads.write(gate.wait))
+        blocker = asyncio.create_task(disk.open_files.threads.write(gate.wait))
         append = asyncio.create_task(file.append([b"late"]))
         await asyncio.sleep(0)
         append.cancel()
@@ -152,15 +152,16 @@ def test_only_a_quick_device_is_waited_for_on_the_event_loop(
     threads: list[int] = []
     now_s = 0.0
     write_s = 0.0
+    write_all = real_file.write_all
 
     def slow_write(*arguments: Any) -> None:
         nonlocal now_s
-        file_calls.write_all(*arguments)
+        write_all(*arguments)
         now_s += write_s
         threads.append(threading.get_ident())
 
-    monkeypatch.setattr(real_disk, "write_all", slow_write)
-    monkeypatch.setattr(real_disk, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(real_file, "write_all", slow_write)
+    monkeypatch.setattr(real_file, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
     async def append_quickly(file: RealFile, data: bytes) -> None:
         if not file.append_now([data]):
@@ -189,11 +190,11 @@ WAYS = {"direct": (True, True), "allocated": (True, False), "growing": (False, F
 @pytest.fixture(params=list(WAYS))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """One of the ways to append; the file system may offer less."""
-    can_allocate, is_direct = file_calls.capabilities(tmp_path) or (False, False)
+    can_allocate, is_direct = folder_calls.capabilities(tmp_path) or (False, False)
     wanted = WAYS[request.param]
     found = wanted[0] and can_allocate, wanted[1] and is_direct
     monkeypatch.setattr(real_disk, "capabilities", lambda _: found)
-    monkeypatch.setattr(real_disk, "_RECENT_BYTES", 16 * BLOCK_BYTES)
+    monkeypatch.setattr(real_file, "_RECENT_BYTES", 16 * BLOCK_BYTES)
     monkeypatch.setattr(real_disk, "_ALLOCATE_BYTES", 5 * BLOCK_BYTES)
     return str(request.param)
 
@@ -251,7 +252,7 @@ def test_a_short_write_goes_on_aligned(tmp_path: Path, monkeypatch: pytest.Monke
         try:
             await file.append([data])
         except BookieStorageError:
-            assert disk.can.write_directly
+            assert disk.open_files.can.write_directly
             assert not allowed
         else:
             # Direct writes need no alignment on tmpfs: there, too, such a write may go on.
@@ -263,14 +264,14 @@ def test_a_short_write_goes_on_aligned(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_file_system_is_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: what cannot be done here is found out at the start, and what only seems to be done."""
-    probe = file_calls.capabilities
+    probe = folder_calls.capabilities
     assert probe(tmp_path) in {(True, True), (True, False), (False, False)}
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
     with monkeypatch.context() as patched:
-        patched.setattr(file_calls, "fallocate", refuse)
+        patched.setattr(folder_calls, "fallocate", refuse)
         assert probe(tmp_path) == (False, False)
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwritev", lambda *_: BLOCK_BYTES, raising=False)
@@ -293,12 +294,18 @@ def test_a_full_file_system_is_tried_out_once_it_has_room(
 
     async def main() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(os if call == "open" else file_calls, call, full)
+            patched.setattr(os if call == "open" else folder_calls, call, full)
             disk = RealDisk(tmp_path)
             (await disk.create("first", [b"first"])).close()
-            assert (disk.can.allocate, disk.can.write_directly) == (False, False)
+            assert (disk.open_files.can.allocate, disk.open_files.can.write_directly) == (
+                False,
+                False,
+            )
         (await disk.create("second", [b"second"])).close()
-        assert (disk.can.allocate, disk.can.write_directly) == file_calls.capabilities(tmp_path)
+        assert (
+            disk.open_files.can.allocate,
+            disk.open_files.can.write_directly,
+        ) == folder_calls.capabilities(tmp_path)
         await disk.aclose()
 
     asyncio.run(main())
@@ -309,7 +316,7 @@ def test_spares_are_given_up_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: space that is kept for recycling never makes a write fail."""
-    fallocate = file_calls.fallocate
+    fallocate = folder_calls.fallocate
 
     def full_with_spares(descriptor: int, offset: int, size: int) -> None:
         if spares_of(tmp_path):
@@ -322,11 +329,11 @@ def test_spares_are_given_up_when_the_disk_is_full(
             (await disk.create(name, [bytes(10_000)])).close()
         file = await disk.create("log", [b"head"])
         await disk.recycle(["a", "b", "c", "d"])
-        assert len(spares_of(tmp_path)) == (2 if disk.can.allocate else 0)
+        assert len(spares_of(tmp_path)) == (2 if disk.open_files.can.allocate else 0)
         monkeypatch.setattr(real_disk, "fallocate", full_with_spares)
         await file.append([b"x"])
         assert spares_of(tmp_path) == []
-        assert disk.open("log").size > (2 * BLOCK_BYTES if disk.can.allocate else 5)
+        assert disk.open("log").size > (2 * BLOCK_BYTES if disk.open_files.can.allocate else 5)
         await disk.aclose()
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import service as service_module
-from bookie.serving.budgets import ReceiveBudget, ReceiveRoom
+from bookie.serving.receive_budget import ReceiveBudget, ReceiveRoom
 from bookie.serving.session import Patience, Relieve
 from dlcore.wire.messages import Add, Durable, encode
 from tests.fixtures.aio import until

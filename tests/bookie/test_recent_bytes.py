@@ -6,7 +6,7 @@ import mmap
 
 from hypothesis import given, strategies as st
 
-from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
+from bookie.disks.real_file import BLOCK_BYTES, RecentBytes, rounded_up
 
 RING_BYTES = 8 * BLOCK_BYTES
 SIZES = st.integers(1, 3 * BLOCK_BYTES) | st.just(BLOCK_BYTES)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import bookie.server as bookie_server
+from bookie import housekeeping
 from bookie.config import StorageConfig
 from bookie.files.format import file_name
 from bookie.membership.repair import Repairer
@@ -253,7 +253,7 @@ def test_others_are_asked_as_the_settings_of_clients_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Goal: a holder that is silent is waited for no longer than a bookie's settings allow."""
-    monkeypatch.setattr(bookie_server, "_REPAIR_RETRY_S", 0)
+    monkeypatch.setattr(housekeeping, "_REPAIR_RETRY_S", 0)
     peer = bookie("B")
 
     async def main(port: int) -> None:

@@ -19,7 +19,7 @@ from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
-    from bookie.files.log_state import Location
+    from bookie.files.index import Location
     from bookie.storage.ledger_storage import LedgerStorage
 
 SECTOR = 512

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie.files import sealed_files as sealed_files_module
-from bookie.files.log_state import check_place
+from bookie.files.entry_log import check_place
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.aio import until
 from tests.fixtures.memory_disk import MemoryDisk

@@ -380,8 +380,8 @@ def test_a_storage_that_fails_during_the_start_ends_the_start(tmp_path: Path) ->
     """The failure comes before anybody listens for it: the bookie must not register and stay."""
 
     class FailsEarly(BookieServer):
-        async def _serve(self) -> None:
-            await super()._serve()
+        async def _open_storage(self) -> None:
+            await super()._open_storage()
             self.storage._on_failed(BookieStorageError("made to fail"))
 
     async def scenario() -> None:
@@ -439,7 +439,7 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
             await store.put(PATHS.root, await _binding_of_another(other), version=root.version)
             await store.delete(PATHS.ledger(2))
             with pytest.raises(Exception, match="no ledger counts as deleted"):
-                await server._collect_once()
+                await server._house.collect_once()
             assert server.storage.core.live_ledgers() == [2]
             await other.aclose()
             await store.aclose()
@@ -467,12 +467,12 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
                 await store.put(PATHS.ledger_idgen, next_id, version=-1)
             for _ in range(3):
                 with pytest.raises(CorruptMetadataError, match="no ledger counts as deleted"):
-                    await server._collect_once()
+                    await server._house.collect_once()
             assert server.storage.core.live_ledgers() == [1, 2]
         async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
             for _ in range(3):
                 with pytest.raises(CorruptMetadataError, match="no ledger counts as deleted"):
-                    await server._collect_once()
+                    await server._house.collect_once()
             assert server.storage.core.live_ledgers() == [1, 2]
             if next_id is not None:
                 await store.put(PATHS.ledger_idgen, b"3", version=-1)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bookie.serving import service as service_module, session
-from bookie.serving.budgets import ReadBudget
 from bookie.serving.connection import UNSENT_BYTES_HIGH
-from bookie.serving.in_progress import ReadsInProgress
+from bookie.serving.reads_in_progress import ReadBudget, ReadsInProgress
 from bookie.storage.reads import Reads
 from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
-from bookie.storage.space import Claim, SpaceGuard, SpaceReport
+from bookie.membership.registration import SpaceReport
+from bookie.storage.status import Claim, SpaceGuard
 from dlcore.base.errors import ConfigurationError
 
 CONFIG = SpaceConfig(read_only_below_bytes=100, writable_above_bytes=150, minimum_bytes=20)

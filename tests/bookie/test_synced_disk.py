@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks import file_calls, real as real_disk
+from bookie.disks import folder_calls, real as real_disk
 from bookie.disks.real import RealDisk
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.disk_changes import Promised, Unsynced
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from bookie.disks.real import RealFile
+    from bookie.disks.real_file import RealFile
     from tests.fixtures.disk_changes import Event
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches the calls of Linux")
@@ -67,7 +67,7 @@ def watched(
     """A folder, written in both ways."""
     if request.param != "direct":
         monkeypatch.setattr(real_disk, "capabilities", lambda _: (False, False))
-    elif file_calls.capabilities(tmp_path) != (True, True):
+    elif folder_calls.capabilities(tmp_path) != (True, True):
         pytest.skip("this file system takes no direct writes")
     return Watched(tmp_path, monkeypatch.setattr)
 
@@ -86,7 +86,7 @@ def test_appends_are_durable(watched: Watched) -> None:
         file = await disk.create("1.log", [b"head"])
         for size in (1, 10, 5000, 4096, 200_000, LARGE_BYTES, 7):
             await watched.check(file.append([b"x" * size]))
-        disk.is_quick = True
+        disk.open_files.is_quick = True
         for size in (1, 10, 5000, 4096):
             await watched.check(append_soon(file, b"x" * size))
         await disk.aclose()
@@ -124,7 +124,7 @@ def test_names_are_durable(watched: Watched) -> None:
         await disk.aclose()
         # Of a spare where there are any, which is one more rename and no new file.
         again = RealDisk(watched.root)
-        again.can = again.can._replace(allocate=True)
+        again.open_files.can = again.open_files.can._replace(allocate=True)
         await watched.check(again.recycle(["3.log"]))
         assert (watched.root / "3.log.spare").exists()
         calls = await watched.check(again.create("4.log", [b"head"]))

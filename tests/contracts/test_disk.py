@@ -138,7 +138,7 @@ def test_names_are_listed_and_deleted(open_disk: OpenDisk) -> None:
 
 def keeps_blocks(disk: Disk) -> bool:
     """Return whether recycled files are used again: not where nothing can be allocated ahead."""
-    return not isinstance(disk, RealDisk) or disk.can.allocate
+    return not isinstance(disk, RealDisk) or disk.open_files.can.allocate
 
 
 def test_without_spares_nothing_of_an_earlier_life_is_kept(open_disk: OpenDisk) -> None:

@@ -44,14 +44,14 @@ def parse(mode: Mode = Mode.BATCH, /, **options: str) -> ReadOptions:
 def test_defaults_differ_between_batch_and_stream() -> None:
     """A batch reads everything, a stream what is new; both stop at lost data."""
     batch, stream = parse(Mode.BATCH), parse(Mode.STREAM)
-    assert (batch.start, batch.end) == (Edge.EARLIEST, Edge.LATEST)
-    assert (stream.start, stream.end) == (Edge.LATEST, None)
+    assert (batch.bounds.start, batch.bounds.end) == (Edge.EARLIEST, Edge.LATEST)
+    assert (stream.bounds.start, stream.bounds.end) == (Edge.LATEST, None)
     assert batch.fail_on_data_loss
     assert stream.fail_on_data_loss
     assert batch.logs == LogSelection(names=("clicks",))
     assert batch.division == Division(max_bytes=128 * 1024 * 1024)
     assert batch.limits == stream.limits == Limits()
-    assert (batch.must_reach_start, stream.must_reach_start) == (False, True)
+    assert (batch.bounds.must_reach_start, stream.bounds.must_reach_start) == (False, True)
     assert batch.columns is None
     assert batch.byte_columns == READ_COLUMNS
 
@@ -108,15 +108,15 @@ def test_keys_ignore_case() -> None:
 )
 def test_starts(options: dict[str, str], start: object) -> None:
     """Each way to say where to begin."""
-    assert parse(Mode.BATCH, **options).start == start
+    assert parse(Mode.BATCH, **options).bounds.start == start
 
 
 def test_end_of_a_batch() -> None:
     """Each way to say where to end."""
-    assert parse(endingOffsets="latest").end is Edge.LATEST
-    assert parse(endingOffsets="4:0:0").end == DLSN(4, 0, 0)
-    assert parse(endingTxid="7").end == TxidBound(7)
-    assert parse(endingTimestamp="7").end == TimestampBound(7)
+    assert parse(endingOffsets="latest").bounds.end is Edge.LATEST
+    assert parse(endingOffsets="4:0:0").bounds.end == DLSN(4, 0, 0)
+    assert parse(endingTxid="7").bounds.end == TxidBound(7)
+    assert parse(endingTimestamp="7").bounds.end == TimestampBound(7)
 
 
 def test_list_of_logs_is_trimmed() -> None:
@@ -325,10 +325,10 @@ def test_each_log_of_a_batch_may_have_bounds_of_its_own() -> None:
         "endingOffsets": '{"clicks": "3:0:0", "views": "1:0:0"}',
     }
     parsed = ReadOptions.parse(options, Mode.BATCH)
-    assert parsed.start == PositionsByLog({"clicks": DLSN(3, 0, 0), "views": Edge.EARLIEST})
-    assert parsed.end == PositionsByLog({"clicks": DLSN(3, 0, 0), "views": DLSN(1, 0, 0)})
+    assert parsed.bounds.start == PositionsByLog({"clicks": DLSN(3, 0, 0), "views": Edge.EARLIEST})
+    assert parsed.bounds.end == PositionsByLog({"clicks": DLSN(3, 0, 0), "views": DLSN(1, 0, 0)})
     mixed = parse(startingOffsets='{"clicks": "3:0:0"}', endingTxid="1")
-    assert mixed.end == TxidBound(1)
+    assert mixed.bounds.end == TxidBound(1)
 
 
 def test_precedence_of_starts_and_ends_as_in_kafkas_source() -> None:
@@ -346,9 +346,9 @@ def test_precedence_of_starts_and_ends_as_in_kafkas_source() -> None:
         DLSN(1, 0, 0),
     ]
     for bound in expected:
-        assert parse(**given).start == bound
+        assert parse(**given).bounds.start == bound
         ending = {key.replace("starting", "ending"): value for key, value in given.items()}
-        assert parse(**ending).end == bound
+        assert parse(**ending).bounds.end == bound
         given.pop(next(iter(given)))
     with pytest.raises(ConfigurationError, match="startingTxid='x'"):
         parse(startingTimestamp="5", startingTxid="x")
@@ -364,15 +364,15 @@ def test_precedence_of_starts_and_ends_as_in_kafkas_source() -> None:
 def test_starting_offsets_by_timestamp(text: str, expected: int) -> None:
     """Milliseconds or ISO-8601, by log."""
     for mode in (Mode.BATCH, Mode.STREAM):
-        start = parse(mode, startingOffsetsByTimestamp=text).start
+        start = parse(mode, startingOffsetsByTimestamp=text).bounds.start
         assert start == PositionsByLog({"clicks": TimestampBound(expected)})
 
 
 def test_starting_offsets_by_timestamp_strategy() -> None:
     """A stream fails where nothing matches, a batch is empty, unless it is said otherwise."""
     key = "startingOffsetsByTimestampStrategy"
-    assert parse(Mode.BATCH, **{key: "Error"}).must_reach_start
-    assert not parse(Mode.STREAM, **{key: "latest"}).must_reach_start
+    assert parse(Mode.BATCH, **{key: "Error"}).bounds.must_reach_start
+    assert not parse(Mode.STREAM, **{key: "latest"}).bounds.must_reach_start
 
 
 def test_limits_of_a_stream() -> None:
@@ -489,10 +489,10 @@ def test_options_of_a_catalog_table() -> None:
         "option.startingTxid": "5",
         "option.createLog": "true",
     }
-    assert ReadOptions.parse(table, Mode.BATCH).start == TxidBound(5)
+    assert ReadOptions.parse(table, Mode.BATCH).bounds.start == TxidBound(5)
     assert WriteOptions.parse(table, Mode.BATCH).create_log
     dynamic = table | {"startingtxid": "7"}
-    assert ReadOptions.parse(dynamic, Mode.BATCH).start == TxidBound(7)
+    assert ReadOptions.parse(dynamic, Mode.BATCH).bounds.start == TxidBound(7)
     with pytest.raises(ConfigurationError, match=r"unknown option startngtxid.*startingTxid\?"):
         ReadOptions.parse(table | {"option.startngtxid": "5"}, Mode.BATCH)
     metadata = MetadataOptions.parse(

@@ -440,10 +440,10 @@ def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
             for txid in (1, 2):
                 writer.write(LogRecord(txid, b"x"))
 
-            async def fail(**_: object) -> None:
+            async def fail(*_: object, **__: object) -> None:
                 raise WriteError("made to fail")
 
-            monkeypatch.setattr(writer, "_empty_outbox", fail)
+            monkeypatch.setattr(writer._outbox, "empty", fail)
             writer._call(writer.finish())
             assert "log 'sync/exit': not written: 2 records" in caplog.text
             assert "WriteError: made to fail" in caplog.text

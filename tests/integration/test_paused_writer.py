@@ -98,7 +98,7 @@ def is_owned(namespace: Namespace, log: DistributedLogManager) -> bool:
     """Return whether a process has the log's writer lock."""
     direct = cast("DirectNamespace", namespace._namespace)
     logs, key = direct.log_context.logs, cast("DirectLog", log._manager)._log
-    return namespace._call(logs.read_lock(key)) is not None
+    return namespace._call(logs.locks.holder_of(key)) is not None
 
 
 def test_a_paused_writer_that_was_replaced_writes_nothing(namespace_uri: str) -> None:

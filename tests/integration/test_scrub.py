@@ -102,11 +102,11 @@ async def _damage(uri: str, tier: str) -> None:
         for number, harm in enumerate((store.cut, store.change, store.lose), 1):
             # It is read whole after each, of what bookies still have.
             await _harm_and_mend(namespace, upkeep, store, harm)
-            assert figures.mended_objects == number
+            assert figures.cold.mended_objects == number
             assert await _read(log) == RECORDS
         await drop_merged(namespace.log_context, grace_ms=-(10**9))
         await _name_a_hole(namespace, upkeep, store)
-        assert len(figures.holes) == 1
+        assert len(figures.cold.holes) == 1
 
 
 async def _filled(namespace: DirectNamespace, tier: str) -> DirectLog:

@@ -9,7 +9,7 @@ import pytest
 from dlcore.base.clock import steady_s
 from dlcore.base.config import LogSettings
 from dlcore.base.records import LogRecord
-from dlcore.ops.autorecovery.metrics import TIER_ROUND, RecoveryFigures
+from dlcore.ops.autorecovery.metrics import TIER_ROUND, TieringFigures
 from dlcore.sync import open_namespace
 from tests.fixtures.alerts import PROMTOOL
 from tests.fixtures.operators import scraped
@@ -123,7 +123,7 @@ def test_a_round_of_tiering_that_lasts(
     (series,) = (each for each in before if TIER_ROUND.name in each)
 
     def seen(since_s: float) -> Seen:
-        samples = RecoveryFigures(tier_round_s=steady_s() - since_s).samples()
+        samples = TieringFigures(round_s=steady_s() - since_s).samples()
         (value,) = (each.value for each in samples if each.metric is TIER_ROUND)
         assert isinstance(value, float)
         return before | {series: value}

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie.files.index import FileIndex
-from bookie.files.log_state import LedgerState
+from bookie.files.index import FileIndex, LedgerState
 from dlcore.wire.frames import decode_frame
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie.files.log_state import LedgerState
+from bookie.files.index import LedgerState
 from dlcore.ledger.writing.appender import Add
 from tests.model.bookie import Bookie, Message
 from tests.model.system import Protocol, Scope

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from bookie.files.log_state import LedgerState
+from bookie.files.index import LedgerState
 from bookie.storage.reads import Reads
 from bookie.storage.status import StorageStatus
 from bookie.storage.writes import Writes
@@ -89,8 +89,8 @@ def _log_appender(machine: LogAppender[Any]) -> str:
     parts = [
         word
         for word, holds in (
-            ("closing", machine._segment is not None and machine._segment.closing is not None),
-            ("overtaken", machine._head.must_recover),
+            ("closing", machine.log.closing is not None),
+            ("overtaken", machine.log.must_recover),
             ("in flight", machine.transmitter.has_in_flight),
             ("ending", bool(machine._ends)),
         )

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.files.entry_reader import EntryReader
-from bookie.files.index import SealedIndex
-from bookie.files.log_state import LedgerState
+from bookie.files.index import LedgerState, SealedIndex
 from bookie.files.sealed_files import SealedHandles
 from bookie.storage.reads import Reads
-from bookie.storage.storage_core import Followers
-from bookie.storage.writes import Writes
+from bookie.storage.writes import Followers, Writes, ledger_for_change
 from dlcore.base.config import MIB
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from dlcore.base.ids import INVALID_ENTRY_ID
@@ -22,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from bookie.disks.port import DiskFile
-    from bookie.files.index import LedgerSummary
-    from bookie.files.log_state import Location
+    from bookie.files.index import LedgerSummary, Location
     from bookie.storage.storage_core import StorageCore
     from dlcore.wire.frames import BytesLike
 
@@ -55,7 +52,7 @@ def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
 
 
 def _fence_soon(core: StorageCore, ledger_id: int) -> LedgerState:
-    state = core.ledger_for_change(ledger_id)
+    state = ledger_for_change(core, ledger_id)
     if not state.fenced:
         core.log.append_fence(ledger_id)
         state.fenced = True
@@ -102,7 +99,7 @@ def fences_are_not_logged() -> Iterator[None]:
     fence = Writes.fence
 
     async def forgetful(self: Writes, ledger_id: int) -> None:
-        self._core.ledger_for_change(ledger_id).fenced = True
+        ledger_for_change(self._core, ledger_id).fenced = True
         await fence(self, ledger_id)
 
     with patch.object(Writes, "fence", forgetful):

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -24,7 +25,6 @@ from dlcore.ops.upkeep import expiry
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.base.config import LogSettings
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import LogMetadata
     from dlcore.log.reading.holding import Effect, NodeRead
@@ -166,19 +166,17 @@ def watches_do_not_ask_what_became_of_a_name() -> Iterator[None]:
 @contextlib.contextmanager
 def writers_follow_the_first_change_only() -> Iterator[None]:
     """A writer that got its log's settings once does not get them again."""
-    init = SettingsFollower.__init__
+    read = SettingsFollower._read
+    have_read: WeakSet[SettingsFollower] = WeakSet()
 
-    def deaf(self: SettingsFollower, context: Any, log: Any, on_change: Any) -> None:
-        given: list[LogSettings] = []
+    async def once(self: SettingsFollower) -> None:
+        if self in have_read:
+            await self._context.logs.read_settings(self._log)
+        else:
+            await read(self)
+            have_read.add(self)
 
-        def once(settings: LogSettings) -> None:
-            if not given:
-                on_change(settings)
-            given.append(settings)
-
-        init(self, context, log, once)
-
-    with patch.object(SettingsFollower, "__init__", deaf):
+    with patch.object(SettingsFollower, "_read", once):
         yield
 
 
@@ -207,7 +205,7 @@ def subscribers_begin_anew() -> Iterator[None]:
     node_read = Hold._node_read
 
     def anew(self: Hold, node: NodeRead) -> Effect:
-        if isinstance(self._job, Take) and node.stored is not None:
+        if isinstance(self._running.job, Take) and node.stored is not None:
             node = with_fields(node, stored=replace(node.stored, position=(1, 0, 0)))
         return node_read(self, node)
 

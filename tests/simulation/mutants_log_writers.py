@@ -21,7 +21,7 @@ from dlcore.log.reading.tail import LogTail, ReadState, TailState
 from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.writing import changing, open_segment
-from dlcore.log.writing.append import Acknowledge, LogAppender
+from dlcore.log.writing.append import Acknowledge, Report
 from dlcore.log.writing.transmit import OwnExtent, Run, Transmitter
 from dlcore.metadata.port import ANY_VERSION, Put
 
@@ -56,16 +56,13 @@ def extents_miss_the_last_entry() -> Iterator[None]:
 @contextlib.contextmanager
 def positions_are_one_entry_late() -> Iterator[None]:
     """Callers get the position of the entry that follows theirs."""
-    acknowledge = LogAppender._acknowledge
+    acknowledge = Report.acknowledge
 
-    def late(self: LogAppender[Any], count: int) -> list[Any]:
-        return [
-            with_fields(each, entry_id=each.entry_id + 1)
-            for each in acknowledge(self, count)
-            if isinstance(each, Acknowledge)
-        ]
+    def late(self: Report[Any], segment: OwnExtent | None) -> Acknowledge[Any]:
+        effect = acknowledge(self, segment)
+        return with_fields(effect, entry_id=effect.entry_id + 1)
 
-    with patch.object(LogAppender, "_acknowledge", late):
+    with patch.object(Report, "acknowledge", late):
         yield
 
 
@@ -104,11 +101,11 @@ def changes_before_an_extent_is_followed_are_forgotten() -> Iterator[None]:
     plan = LogTail._plan
 
     def forgetful(self: LogTail) -> Any:
-        was_learning = self._is_learning
+        segments, was_learning = self.segments, self.segments.is_learning
         effects = plan(self)
-        if self.state is not TailState.FOLLOWING or was_learning == self._is_learning:
+        if self.state is not TailState.FOLLOWING or was_learning == segments.is_learning:
             return effects
-        self._is_learning, self._is_stale = False, True
+        segments.is_learning, segments.is_stale = False, True
         return [each for each in effects if not isinstance(each, ReadState)]
 
     with patch.object(LogTail, "_plan", forgetful):

@@ -18,12 +18,13 @@ from bookie.files.commit_queue import (
     Offer,
     Signal,
     Step,
+    UnsealedFiles,
     Write,
 )
 from bookie.files.entry_log import EntryLog, GroupCommit
 from bookie.files.format import encode_file_header
-from bookie.files.log_state import LedgerState, UnsealedFiles
-from bookie.storage.writes import HeldEntries, Writes
+from bookie.files.index import LedgerState
+from bookie.storage.writes import HeldEntries, Writes, ledger_for_change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ def a_fence_flag_is_set_too_late() -> Iterator[None]:
     async def late(self: Writes, ledger_id: int) -> None:
         log = self._core.log
         log.commits.check()
-        state = self._core.ledger_for_change(ledger_id)
+        state = ledger_for_change(self._core, ledger_id)
         if not state.fenced:
             log.append_fence(ledger_id)
         await log.commits.flush()

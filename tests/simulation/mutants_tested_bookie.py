@@ -17,10 +17,10 @@ from bookie.files.records import IntactRecord
 from bookie.files.sealed_files import SealedFiles
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.repair import Repairer
-from bookie.serving.in_progress import FollowStream
+from bookie.serving.reads_in_progress import FollowStream
+from bookie.storage import writes as writes_module
 from bookie.storage.status import StorageStatus, Timers
-from bookie.storage.storage_core import Followers, StorageCore
-from bookie.storage.writes import HeldEntries
+from bookie.storage.writes import Followers, HeldEntries, Writes
 from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from bookie.files.log_state import LedgerState, Location
-    from bookie.storage.space import Claim
+    from bookie.files.index import LedgerState, Location
+    from bookie.storage.status import Claim
+    from bookie.storage.storage_core import StorageCore
     from dlcore.wire.messages import Update
 
 
@@ -63,15 +64,15 @@ def a_revival_forgets_the_fence() -> Iterator[None]:
 
     Not for the simulation: ids that were deleted are not used again by its clients.
     """
-    ledger_for_change = StorageCore.ledger_for_change
+    ledger_for_change = writes_module.ledger_for_change
 
-    def forgetful(self: StorageCore, ledger_id: int) -> LedgerState:
-        state = self.ledgers.get(ledger_id)
+    def forgetful(core: StorageCore, ledger_id: int) -> LedgerState:
+        state = core.ledgers.get(ledger_id)
         if state is not None:
             state.is_deleted = False
-        return ledger_for_change(self, ledger_id)
+        return ledger_for_change(core, ledger_id)
 
-    with patch.object(StorageCore, "ledger_for_change", forgetful):
+    with patch.object(writes_module, "ledger_for_change", forgetful):
         yield
 
 
@@ -500,4 +501,15 @@ def garbage_is_judged_without_sync() -> Iterator[None]:
         return await self._store.get(path) is None and await self._store.get(path) is None
 
     with patch.object(GarbageCollector, "_is_unneeded", is_deleted):
+        yield
+
+
+@caught_by("bookie/test_idle_disk.py::test_an_idle_bookie_notices_a_disk_that_others_fill")
+def an_idle_disk_is_not_tried() -> Iterator[None]:
+    """A bookie on a bad disk is offered to writers until one of them has tried it."""
+
+    async def nothing(self: Writes) -> None:
+        """Write no mark."""
+
+    with patch.object(Writes, "try_disk", nothing):
         yield

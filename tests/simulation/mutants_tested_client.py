@@ -15,8 +15,8 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import write_set
 from dlcore.ledger.placing import health as health_module, placement as placement_module
 from dlcore.ledger.placing.health import Conduct
-from dlcore.ledger.placing.placement import Topology, _Filling
-from dlcore.ledger.reading.follow import LedgerFollow
+from dlcore.ledger.placing.placement import Topology, _Filling, _Racks
+from dlcore.ledger.reading.follow import LedgerFollow, _Coming
 from dlcore.ledger.reading.range_read import RangeReader, ReadLane
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering import recovery_driver as recoverer_module
@@ -361,14 +361,14 @@ def a_failed_writer_closes_at_its_lac() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_reader.py::test_a_follower_reads_damaged_pushes_from_others")
 def a_follower_passes_over_damage() -> Iterator[None]:
     """Section 1.4: an entry that came damaged counts as delivered."""
-    run = LedgerFollow._run
+    run = _Coming.run
 
-    def skip(self: LedgerFollow) -> Any:
-        if self._pushed:
-            self._next = max(self._next, self._pushed[0].entry_id)
-        return run(self)
+    def skip(self: _Coming, lac: int) -> Any:
+        if self.pushed:
+            self.first = max(self.first, self.pushed[0].entry_id)
+        return run(self, lac)
 
-    with patch.object(LedgerFollow, "_run", skip):
+    with patch.object(_Coming, "run", skip):
         yield
 
 
@@ -418,7 +418,7 @@ def placement_ignores_racks() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_placement.py::test_a_replacement_keeps_the_rule_if_any_does")
 def a_replacement_ignores_the_others_racks() -> Iterator[None]:
     """Section 8: what is missing is judged without the members that stay."""
-    with patch.object(_Filling, "_shortfall", lambda _: 0):
+    with patch.object(_Racks, "shortfall", lambda _: 0):
         yield
 
 

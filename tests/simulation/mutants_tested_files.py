@@ -6,10 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.disks import real as real_disk_module
-from bookie.disks.file_calls import Spares
-from bookie.disks.real import RealFile
-from bookie.disks.recent_bytes import RecentBytes, rounded_up
+from bookie.disks import real_file as real_file_module
+from bookie.disks.folder_calls import Spares
+from bookie.disks.real_file import RealFile, RecentBytes, rounded_up
 from bookie.files import entry_log as entry_log_module
 from bookie.files.format import encode_file_header
 from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
@@ -53,7 +52,7 @@ def a_short_write_is_taken_for_a_whole_one() -> Iterator[None]:
     def once(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> None:
         os.pwritev(descriptor, buffers, offset, flags)
 
-    with patch.object(real_disk_module, "write_all", once):
+    with patch.object(real_file_module, "write_all", once):
         yield
 
 

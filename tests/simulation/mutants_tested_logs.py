@@ -18,10 +18,10 @@ from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.upkeep.retention import Front
 from dlcore.log.writing.append import (
     CompleteSegment,
+    KnownLog,
     LogAppender,
     RecoverLog,
     StartSegment,
-    WriterState,
 )
 from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
@@ -83,10 +83,10 @@ def interrupted_reads_lose_what_had_come() -> Iterator[None]:
 def overtaken_starts_do_not_look_at_transaction_ids() -> Iterator[None]:
     """Records that another appended in between had higher ones."""
 
-    def blind(self: LogAppender[Any], closing: Any) -> Any:
-        return RecoverLog(self.at) if self._head.must_recover else StartSegment(self.at, closing)
+    def blind(self: KnownLog, *_: Any) -> Any:
+        return RecoverLog(self.at) if self.must_recover else StartSegment(self.at, self.closing)
 
-    with patch.object(LogAppender, "_next_start", blind):
+    with patch.object(KnownLog, "start", blind):
         yield
 
 
@@ -106,16 +106,14 @@ def write_times_may_fall() -> Iterator[None]:
 @caught_by(f"{_MACHINE}::test_another_that_completed_our_segment_elsewhere_has_taken_over")
 def a_takeover_at_another_end_is_not_noticed() -> Iterator[None]:
     """The writer goes on behind whatever another made of its segment."""
-    overtaken = LogAppender._overtaken
+    overtaken = KnownLog.overtaken
 
-    def trusting(self: LogAppender[Any], at: VersionedHead) -> Any:
-        segment = self._segment
-        if segment is not None and not at.is_open_over(segment.ledger_id):
-            self._segment = None
-            self._go_to(WriterState.OPENING)
+    def trusting(self: KnownLog, at: VersionedHead) -> Any:
+        if self.segment is not None and not at.is_open_over(self.segment.ledger_id):
+            self.segment = None
         return overtaken(self, at)
 
-    with patch.object(LogAppender, "_overtaken", trusting):
+    with patch.object(KnownLog, "overtaken", trusting):
         yield
 
 
@@ -123,11 +121,10 @@ def a_takeover_at_another_end_is_not_noticed() -> Iterator[None]:
 def a_truncation_takes_the_log_over() -> Iterator[None]:
     """An idle writer takes the open segment that it saw for its own, and starts one beside it."""
 
-    def greedy(self: LogAppender[Any], at: VersionedHead) -> list[Any]:
-        self._head.at = at
-        return []
+    def greedy(self: KnownLog, at: VersionedHead) -> None:
+        self.at = at
 
-    with patch.object(LogAppender, "_head_changed", greedy):
+    with patch.object(KnownLog, "read", greedy):
         yield
 
 

@@ -19,7 +19,7 @@ from dlcore.metadata.port import Check
 from dlcore.metadata.sending import Requests
 from dlcore.metadata.watches import Watches
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.metadata.zookeeper_session import ZooKeeperSession
+from dlcore.metadata.zookeeper_session import KazooConnection, ZooKeeperSession
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -131,10 +131,10 @@ def an_expiry_is_not_reported() -> Iterator[None]:
 def a_dead_connection_thread_stays_dead() -> Iterator[None]:
     """kazoo's thread may die of an error of its own: the store is cut off for ever."""
 
-    async def nothing(self: ZooKeeperSession) -> None:
+    async def nothing(self: KazooConnection) -> None:
         """Start no other one."""
 
-    with patch.object(ZooKeeperSession, "_revive", nothing):
+    with patch.object(KazooConnection, "_revive", nothing):
         yield
 
 

@@ -25,7 +25,7 @@ from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
 from dlcore.log.staging.commit import HeldLog
 from dlcore.log.writing import opening
-from dlcore.log.writing.append import LogAppender, StartSegment
+from dlcore.log.writing.append import KnownLog, LogAppender, StartSegment
 from dlcore.log.writing.transmit import OwnExtent
 from dlcore.log.writing.writer import Pump
 from dlcore.proxy.reading.kept import KeptMessages, Key
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.reading.follow import FollowStep
     from dlcore.log.context import LogContext
     from dlcore.log.entries.stamp import Claim
-    from dlcore.log.metadata.segment import Extent, LogSegment
+    from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogHead
 
 _ROOM = "dlcore/proxy"
@@ -151,13 +151,13 @@ def a_zombie_proxy_judges_producers() -> Iterator[None]:
 @caught_by(f"{_ROOM}/test_owned_log.py::test_a_proxy_that_has_lost_the_log_judges_nothing")
 def a_zombie_without_a_segment_takes_the_log_for_its_own() -> Iterator[None]:
     """It does not mind that another writer has one open."""
-    head_changed = LogAppender._head_changed
+    read = KnownLog.read
 
-    def unmoved(self: LogAppender[Any], at: VersionedHead) -> Any:
-        is_idle = self._segment is None and at.head.open_extent is not None
-        return [] if is_idle else head_changed(self, at)
+    def unmoved(self: KnownLog, at: VersionedHead) -> Any:
+        is_idle = self.segment is None and at.head.open_extent is not None
+        return None if is_idle else read(self, at)
 
-    with patch.object(LogAppender, "_head_changed", unmoved):
+    with patch.object(KnownLog, "read", unmoved):
         yield
 
 
@@ -220,7 +220,7 @@ def an_owner_goes_on_as_if_no_one_had_appended() -> Iterator[None]:
     step_back = LogAppender._step_back
 
     def blind(self: LogAppender[Any], at: VersionedHead) -> Any:
-        return step_back(self, VersionedHead(log=at.log, head=self.at.head, version=at.version))
+        return step_back(self, VersionedHead(log=at.log, head=self.log.at.head, version=at.version))
 
     with patch.object(LogAppender, "_step_back", blind):
         yield
@@ -255,13 +255,13 @@ def an_owner_goes_on_below_the_transaction_ids_of_an_append() -> Iterator[None]:
 @caught_by(f"dlcore/log/test_turns.py::{_MERGED}")
 def each_turn_of_an_owner_begins_a_segment() -> Iterator[None]:
     """It does not go on in the one that it left, so nothing is merged."""
-    next_start = LogAppender._next_start
+    start = KnownLog.start
 
-    def anew(self: LogAppender[Any], closing: Extent | None) -> Any:
-        step = next_start(self, closing)
+    def anew(self: KnownLog, *about: Any) -> Any:
+        step = start(self, *about)
         return replace(step, limits=None) if isinstance(step, StartSegment) else step
 
-    with patch.object(LogAppender, "_next_start", anew):
+    with patch.object(KnownLog, "start", anew):
         yield
 
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie.serving.budgets import ReadBudget
 from bookie.serving.connection import Taker, Turns
-from dlcore.log.metadata.store import LogStore
+from bookie.serving.reads_in_progress import ReadBudget
+from dlcore.log.metadata.store import WriterLocks
 from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode
@@ -153,41 +153,41 @@ class _OtherClient:
 @caught_by(_OWNERS("a_lock_of_a_proxy_itself_is_never_taken_for_one_that_was_left"))
 def a_lock_of_ones_own_session_is_broken() -> Iterator[None]:
     """It has the same owner as one that an earlier process at the same place left."""
-    break_lock = LogStore.break_lock
+    break_one = WriterLocks.break_one
 
-    async def careless(self: LogStore, log: LogKey, owner: str) -> bool:
+    async def careless(self: WriterLocks, log: LogKey, owner: str) -> bool:
         store = self._store
         self._store = _OtherClient(store)  # type: ignore[assignment]
         try:
-            return await break_lock(self, log, owner)
+            return await break_one(self, log, owner)
         finally:
             self._store = store
 
-    with patch.object(LogStore, "break_lock", careless):
+    with patch.object(WriterLocks, "break_one", careless):
         yield
 
 
 @caught_by(_LOCKS("the_lock_of_the_one_that_was_meant_is_deleted"))
 def every_holder_of_a_lock_loses_it() -> Iterator[None]:
     """Between the look at the owner and its end another one may have taken the lock."""
-    break_lock = LogStore.break_lock
+    break_one = WriterLocks.break_one
 
-    async def careless(self: LogStore, log: LogKey, _: str) -> bool:
-        path = self.paths_of(log).lock
+    async def careless(self: WriterLocks, log: LogKey, _: str) -> bool:
+        path = self._paths.log_of(log.log_id).lock
         node = await self._store.get(path, fresh=True)
         found = "" if node is None else decode(LockHolder, node.value, source=path).owner
-        return await break_lock(self, log, found)
+        return await break_one(self, log, found)
 
-    with patch.object(LogStore, "break_lock", careless):
+    with patch.object(WriterLocks, "break_one", careless):
         yield
 
 
 @caught_by(_LOCKS("a_lock_whose_owner_is_at_work_stays"))
 def a_lock_is_broken_whatever_became_of_it() -> Iterator[None]:
     """The version that was looked at is not compared."""
-    break_lock = LogStore.break_lock
+    break_one = WriterLocks.break_one
 
-    async def blind(self: LogStore, log: LogKey, owner: str) -> bool:
+    async def blind(self: WriterLocks, log: LogKey, owner: str) -> bool:
         delete = self._store.delete
 
         async def any_version(path: str, *, version: int) -> None:
@@ -195,7 +195,7 @@ def a_lock_is_broken_whatever_became_of_it() -> Iterator[None]:
             await delete(path, version=ANY_VERSION)
 
         with patch.object(self._store, "delete", any_version):
-            return await break_lock(self, log, owner)
+            return await break_one(self, log, owner)
 
-    with patch.object(LogStore, "break_lock", blind):
+    with patch.object(WriterLocks, "break_one", blind):
         yield

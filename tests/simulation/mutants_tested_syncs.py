@@ -13,8 +13,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.disks import file_calls as file_calls_module, real as real_disk_module
-from bookie.disks.real import RealDisk, RealFile
+from bookie.disks import (
+    folder_calls as folder_calls_module,
+    real as real_disk_module,
+    real_file as real_file_module,
+)
+from bookie.disks.real import RealDisk
+from bookie.disks.real_file import RealFile
 from bookie.files.commit_queue import Event, MakeFooter, Step, Write
 from bookie.files.entry_log import GroupCommit
 from bookie.storage.writes import Writes
@@ -37,14 +42,14 @@ def nothing(*_: object) -> None:
     """Sync nothing."""
 
 
-def within(method: str, sync: str, module: Any = real_disk_module) -> Callable[[Any], Any]:
+def within(method: str, sync: str) -> Callable[[Any], Any]:
     """Return a patch for a method of the disk that leaves out a sync while it runs."""
 
     def leave_out(owner: Any) -> Any:
         real = getattr(owner, method)
 
         def call(*about: Any, **more: Any) -> Any:
-            with patch.object(module, sync, nothing):
+            with patch.object(sys.modules[owner.__module__], sync, nothing):
                 return real(*about, **more)
 
         return patch.object(owner, method, call)
@@ -70,12 +75,12 @@ def not_flushed_by(*callers: str) -> Iterator[None]:
 @caught_by(_APPENDS)
 def a_direct_append_does_not_sync() -> Iterator[None]:
     """The device has the bytes of a direct write in its cache, and the file's end nowhere."""
-    write_all = file_calls_module.write_all
+    write_all = real_file_module.write_all
 
     def plain(descriptor: int, buffers: Sequence[memoryview], at: int, _flags: int = 0) -> None:
         write_all(descriptor, buffers, at)
 
-    with patch.object(real_disk_module, "write_all", plain):
+    with patch.object(real_file_module, "write_all", plain):
         yield
 
 
@@ -105,8 +110,8 @@ def the_content_of_a_new_file_is_not_synced() -> Iterator[None]:
     """A cookie, or the header of a file, that is empty after a loss of power."""
 
     def unsynced(path: Path, data: bytes) -> None:
-        with patch.object(file_calls_module, "sync_file", nothing):
-            file_calls_module.write_file(path, data)
+        with patch.object(folder_calls_module, "sync_file", nothing):
+            folder_calls_module.write_file(path, data)
 
     with patch.object(real_disk_module, "write_file", unsynced):
         yield
@@ -146,9 +151,9 @@ def folders_above_the_data_are_not_synced() -> Iterator[None]:
 
     def make_folder(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        file_calls_module.sync_directory(directory.parent)
+        folder_calls_module.sync_directory(directory.parent)
 
-    with patch.object(file_calls_module, "make_folder", make_folder):
+    with patch.object(folder_calls_module, "make_folder", make_folder):
         yield
 
 

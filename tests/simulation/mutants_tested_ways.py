@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from bookie.files.log_state import Location
+    from bookie.files.index import Location
     from dlcore.wire.frames import FrameRun
 
 _RUNS = "bookie/test_two_ways.py::test_adds_in_runs_are_adds_one_by_one"

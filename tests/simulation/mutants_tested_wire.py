@@ -11,8 +11,9 @@ from unittest.mock import patch
 import crc32c
 
 from bookie.files import entry_reader as entry_reader_module
-from bookie.files.log_state import LedgerState, UnsealedFiles
-from bookie.serving.budgets import ReceiveRoom
+from bookie.files.commit_queue import UnsealedFiles
+from bookie.files.index import LedgerState
+from bookie.serving.receive_budget import ReceiveRoom
 from bookie.serving.session import Patience
 from dlcore.wire import frames as frames_module, receiving as memory_module
 from dlcore.wire.client import _Reading

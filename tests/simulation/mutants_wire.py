@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.serving import session as session_module
-from bookie.serving.in_progress import WritesInFlight
+from bookie.serving.connection import WritesInFlight
 from dlcore.base.errors import DLError, NoSuchEntryError
 from dlcore.wire.bookie_end import Greeting
 from dlcore.wire.receiving import Keepalive

@@ -159,8 +159,9 @@ def followers_pass_over_gaps() -> Iterator[None]:
     def hand_out(self: LedgerFollow) -> Any:
         if self.state is not FollowState.WAITING or self.is_closed:
             return go_on(self)
-        pushed, self._pushed = self._pushed, []
-        wanted = [each for each in pushed if self._next <= each.entry_id <= self._lac]
+        coming, pushed = self._coming, self._coming.pushed
+        coming.pushed = []
+        wanted = [each for each in pushed if coming.first <= each.entry_id <= self._lac]
         return self._hand_out(wanted) if wanted else self._listen()
 
     with patch.object(LedgerFollow, "_go_on", hand_out):

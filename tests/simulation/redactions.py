@@ -143,11 +143,11 @@ class Redactions:
         except ConfigurationError as error:  # the other process has ended it, and begun the next
             process.note(f"{error}")
             return
-        process.note(f"redacted {receipt.rows} rows of {person}, left: {receipt.left}")
+        process.note(f"redacted {receipt.done.rows} rows of {person}, left: {receipt.left}")
         if receipt.left:
             return
         self._world.faults["redaction"] += 1
-        self._world.faults["redacted row"] += receipt.rows
+        self._world.faults["redacted row"] += receipt.done.rows
         self._checkers.on_purged(owed, self._world.bookies)
         if self._redacted == person:
             self._redacted = None

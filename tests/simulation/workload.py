@@ -22,7 +22,7 @@ from dlcore.base.errors import DLError, LedgerNotFoundError
 from dlcore.flight import producer_client
 from dlcore.log.staging import writer as staging
 from dlcore.log.writing import producers
-from dlcore.wire import fields
+from dlcore.wire import frames
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
 from tests.simulation.logs import Logs
@@ -112,7 +112,7 @@ def _few_are_many() -> Iterator[None]:
     up to a few bytes, and producers whose names were made for one writer are soon forgotten.
     """
     with (
-        patch.object(fields, "RUN_FRAMES_MIN", 2),
+        patch.object(frames, "RUN_FRAMES_MIN", 2),
         patch.object(staging, "QUEUED_BYTES_MAX", 40),
         patch.object(producer_client, "SILENCE_S", PATIENCE_S),
         patch.object(producer_client, "GENERATED_KEPT_MS", round(1000 * KEPT_S)),

@@ -49,6 +49,12 @@ class Shelf:
 
     async def _hidden(self) -> None:
         """Not for users."""
+
+class Library(Other, Shelf):
+    """Many shelves."""
+
+    async def burn(self) -> None:
+        """Lose all."""
 '''
 
 
@@ -64,8 +70,14 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Output:
         twin="_shelf",
         omitted=frozenset({"aclose"}),
     )
+    whole = Facade(
+        name="LibraryCalls", doc="Shelves.", source=("shelf.py", "Library"), twin="_library"
+    )
     return Output(
-        path="calls.py", opening="Calls.", facades=(facade,), twins={"AsyncBox": "boxes.Box"}
+        path="calls.py",
+        opening="Calls.",
+        facades=(facade, whole),
+        twins={"AsyncBox": "boxes.Box"},
     )
 
 
@@ -91,6 +103,17 @@ def test_each_form_of_method(output: Output) -> None:
         assert expected in text
     for left_out in ("aclose", "_hidden"):
         assert left_out not in text
+
+
+def test_bases_follow_those_of_the_async_class(output: Output) -> None:
+    """Calls that a base of the async class declares are in the base of the blocking one, once."""
+    shelf, library = generate(output).split("class LibraryCalls(ShelfCalls):\n")
+    assert "class ShelfCalls(Blocking):\n" in shelf
+    assert "def burn(self)" in library
+    assert "    _library: AsyncLibrary\n" in library
+    for inherited in ("__repr__", "def put"):
+        assert shelf.count(inherited) == 1
+        assert inherited not in library
 
 
 def test_the_files_of_the_repository_are_as_generated() -> None:

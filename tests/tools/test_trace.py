@@ -42,6 +42,19 @@ class Parts(DirectNamespace, Generic[T]):
     def part(self) -> None: ...
 
 
+class OpenedLog:
+    @property
+    def name(self) -> str: ...
+
+
+class Questions(OpenedLog):
+    def first(self) -> None: ...
+
+
+class DistributedLogManager(Questions):
+    def read(self) -> None: ...
+
+
 class Calls:
     def generated(self) -> None: ...
 
@@ -79,8 +92,8 @@ def test_things_that_are_counted(tree: Path, monkeypatch: pytest.MonkeyPatch) ->
         "2 DirectNamespace",
         "2 Parts",
     ]
-    # uri, open_log, close; ports; part; schema
-    assert face.value == 6
+    # uri, open_log, close; ports; part; name; first; read; schema
+    assert face.value == 9
     assert packages.value == 1
 
 
@@ -113,7 +126,7 @@ def test_a_record_is_seen_on_both_ways() -> None:
     """Each side sees its own calls, from the user's to the disk, and those of its way alone."""
     write, read = trace_in_temporary_folder(2)
     assert {"dlcore.log.writing.writer", "dlcore.wire.connection"} <= write.client.keys()
-    assert {"bookie.serving.connection", "bookie.disks.real"} <= write.bookie.keys()
+    assert {"bookie.serving.connection", "bookie.disks.real_file"} <= write.bookie.keys()
     assert {"dlcore.log.reading.reader", "dlcore.wire.connection"} <= read.client.keys()
     assert {"bookie.serving.connection", "bookie.storage.reads"} <= read.bookie.keys()
     assert "bookie.storage.reads" not in write.bookie

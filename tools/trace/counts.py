@@ -21,9 +21,10 @@ PACKAGES = ("bookie", "dlcore", "dlspark")
 ATTRIBUTES_MAX = 10
 METHODS_MAX = 25
 FACES = frozenset(
-    {"Namespace", "DistributedLogManager", "LogRange"}
+    {"OpenedNamespace", "Namespace", "OpenedLog", "DistributedLogManager", "LogRange"}
     | {"AsyncLogReader", "AsyncLogWriter", "LogReader", "LogWriter"}
 )
+"""`OpenedNamespace` and `OpenedLog` are the bases of the parts of namespaces and logs."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Class: TypeAlias = tuple[str, ast.ClassDef]
 """A class, and the path of its file."""

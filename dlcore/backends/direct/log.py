@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dlcore.api.log import DistributedLogManager
-from dlcore.base.config import LogConfig, require_kind
-from dlcore.base.errors import (
-    LogNotFoundError,
-    LogRenamedError,
-    UnsupportedError,
+from dlcore.api.log import (
+    DistributedLogManager,
+    LogContents,
+    LogDefinition,
+    OpenedLog,
+    Subscriptions,
 )
-from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.base.config import LogConfig, require_kind
+from dlcore.base.errors import LogNotFoundError, LogRenamedError, UnsupportedError
+from dlcore.base.ids import validate_log_name
 from dlcore.log.metadata.changes import require_unsealed
 from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from dlcore.base.config import LogSettings
+    from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
@@ -61,11 +64,9 @@ if TYPE_CHECKING:
     from dlcore.log.writing.producers import Producers
     from dlcore.log.writing.writer import DirectWriter
 
-logger = logging.getLogger(__name__)
 
-
-class DirectLog(DistributedLogManager):
-    """One log.  Use `Namespace.open_log`."""
+class DirectOpenedLog(OpenedLog):
+    """The adapters and the stored metadata of one log, on which all its parts rest."""
 
     _log: LogMetadata
 
@@ -93,7 +94,161 @@ class DirectLog(DistributedLogManager):
         self._require_open()
         return await self._context.logs.read(self._log)
 
-    # Writers and readers
+    def _require_typed(self, *, typed: bool = True) -> None:
+        if self._log.typed is not typed:
+            raise self._of_another_kind(typed=not typed)
+
+    def _only_over_proxies(self, argument: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"log {self.name!r}: {argument} is for clients of proxies; open the namespace by "
+            "grpc://…, or leave the argument out"
+        )
+
+
+class DirectContents(DirectOpenedLog, LogContents):
+    """The readable records of one log; a search reads no more entries than it needs."""
+
+    @override
+    async def open_reader(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+        subscriber: str | None = None,
+        columns: Sequence[str] | None = None,
+        skip_broken_entries: bool = False,
+        ignore_truncation: bool = False,
+    ) -> DirectReader:
+        if columns is not None:
+            raise self._only_over_proxies(f"columns={columns!r}")
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        self._require_open()
+        return await self.readers.open_reader(
+            start,
+            subscriber=subscriber,
+            skip_broken_entries=skip_broken_entries,
+            truncated=TruncationRule.IGNORE if ignore_truncation else None,
+        )
+
+    @override
+    async def read(
+        self,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> LogRange:
+        self._require_open()
+        return await self.readers.open_range(start, end, columns, where)
+
+    @override
+    async def get_snapshot(self) -> LogSnapshot:
+        self._require_open()
+        return await self.readers.follower.take()
+
+    @override
+    async def _places(
+        self, snapshot: LogSnapshot, *wanted: DLSN | NotLessThan
+    ) -> list[RecordPlace]:
+        finder = Finder(self._context, snapshot)
+        return [await finder.place(each) for each in wanted]
+
+    @override
+    async def get_last_dlsn(self) -> DLSN:
+        self._require_open()
+        snapshot = await take_last(self._context, self._log)
+        self._require_records(snapshot)
+        last = await Finder(self._context, snapshot).last_dlsn()
+        assert last is not None
+        return last
+
+    @override
+    async def get_last_txid(self) -> int:
+        self._require_open()
+        return self._last_txid(await take_last(self._context, self._log))
+
+    @override
+    async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
+        finder = Finder(self._context, await self.get_snapshot())
+        return await finder.not_less_than_txid(txid)
+
+    @override
+    async def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
+        finder = Finder(self._context, await self.get_snapshot())
+        return await finder.not_less_than_timestamp(timestamp_ms)
+
+
+class DirectSubscriptions(DirectOpenedLog, Subscriptions):
+    """The subscribers of one log."""
+
+    @override
+    async def get_subscriptions(self) -> dict[str, DLSN]:
+        self._require_open()
+        found = await list_subscriptions(self._context, self._log)
+        return {subscriber: seen.position for subscriber, seen in found.items()}
+
+    @override
+    async def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        self._require_open()
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        position = await self.readers.position_of(start)
+        await move_subscription(self._context, self._log, subscriber, position)
+        return position
+
+    @override
+    async def delete_subscription(self, subscriber: str) -> bool:
+        self._require_open()
+        return await delete_subscription(self._context, self._log, subscriber)
+
+
+class DirectDefinition(DirectOpenedLog, LogDefinition):
+    """The definition of one log."""
+
+    @override
+    async def get_settings(self) -> LogSettings:
+        self._require_open()
+        return await self._context.logs.read_settings(self._log)
+
+    @override
+    async def update_settings(self, /, **changes: object) -> LogSettings:
+        self._require_open()
+        return await self._context.logs.update_settings(self._log, changes)
+
+    @override
+    async def get_schema(self) -> pa.Schema | None:
+        self._require_open()
+        schemas = await KnownSchemas.read(self._context.logs, self._log)
+        return None if schemas is None else schemas.entries.columns
+
+    @override
+    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+        self._require_open()
+        self._require_typed()
+        columns = columns_of(schema_from(schema))
+        name = self.name
+
+        def change(known: LogSchema) -> LogSchema:
+            return known.merged(name, columns) if merge else known.evolved(name, columns)
+
+        return schema_of((await self._context.logs.change_schema(self._log, change)).latest)
+
+
+logger = logging.getLogger(__name__)
+
+
+class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, DistributedLogManager):
+    """One log.  Use `Namespace.open_log`."""
+
+    # Writers
 
     @override
     async def open_writer(
@@ -125,12 +280,6 @@ class DirectLog(DistributedLogManager):
                 await lock.release()
             raise
 
-    def _only_over_proxies(self, argument: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"log {self.name!r}: {argument} is for clients of proxies; open the namespace by "
-            "grpc://…, or leave the argument out"
-        )
-
     async def _acquire(
         self, timeout_s: float | None = None, *, turns: bool = False, asks: bool = False
     ) -> WriterLock:
@@ -144,88 +293,7 @@ class DirectLog(DistributedLogManager):
         await lock.acquire(timeout_s=timeout_s)
         return lock
 
-    @override
-    async def open_reader(
-        self,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-        subscriber: str | None = None,
-        columns: Sequence[str] | None = None,
-        skip_broken_entries: bool = False,
-        ignore_truncation: bool = False,
-    ) -> DirectReader:
-        if columns is not None:
-            raise self._only_over_proxies(f"columns={columns!r}")
-        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
-        self._require_open()
-        return await self.readers.open_reader(
-            start,
-            subscriber=subscriber,
-            skip_broken_entries=skip_broken_entries,
-            truncated=TruncationRule.IGNORE if ignore_truncation else None,
-        )
-
-    @override
-    async def get_subscriptions(self) -> dict[str, DLSN]:
-        self._require_open()
-        found = await list_subscriptions(self._context, self._log)
-        return {subscriber: seen.position for subscriber, seen in found.items()}
-
-    @override
-    async def move_subscription(
-        self,
-        subscriber: str,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> DLSN:
-        self._require_open()
-        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
-        position = await self.readers.position_of(start)
-        await move_subscription(self._context, self._log, subscriber, position)
-        return position
-
-    @override
-    async def delete_subscription(self, subscriber: str) -> bool:
-        self._require_open()
-        return await delete_subscription(self._context, self._log, subscriber)
-
-    @override
-    async def read(
-        self,
-        start: Bound | None = None,
-        end: Bound | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        where: pc.Expression | None = None,
-    ) -> LogRange:
-        self._require_open()
-        return await self.readers.open_range(start, end, columns, where)
-
-    @override
-    async def get_schema(self) -> pa.Schema | None:
-        self._require_open()
-        schemas = await KnownSchemas.read(self._context.logs, self._log)
-        return None if schemas is None else schemas.entries.columns
-
-    @override
-    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
-        self._require_open()
-        self._require_typed()
-        columns = columns_of(schema_from(schema))
-        name = self.name
-
-        def change(known: LogSchema) -> LogSchema:
-            return known.merged(name, columns) if merge else known.evolved(name, columns)
-
-        return schema_of((await self._context.logs.change_schema(self._log, change)).latest)
-
-    def _require_typed(self, *, typed: bool = True) -> None:
-        if self._log.typed is not typed:
-            raise self._of_another_kind(typed=not typed)
+    # The stream of bytes
 
     @override
     async def _begin_stream(self) -> tuple[DirectWriter, int]:
@@ -248,33 +316,7 @@ class DirectLog(DistributedLogManager):
             ends = [max(0, (await self._read()).head.max_txid)]
         return ends[-1], snapshot.sealed
 
-    # Questions
-
-    @override
-    async def get_snapshot(self) -> LogSnapshot:
-        self._require_open()
-        return await self.readers.follower.take()
-
-    @override
-    async def _places(
-        self, snapshot: LogSnapshot, *wanted: DLSN | NotLessThan
-    ) -> list[RecordPlace]:
-        finder = Finder(self._context, snapshot)
-        return [await finder.place(each) for each in wanted]
-
-    @override
-    async def get_last_dlsn(self) -> DLSN:
-        self._require_open()
-        snapshot = await take_last(self._context, self._log)
-        self._require_records(snapshot)
-        last = await Finder(self._context, snapshot).last_dlsn()
-        assert last is not None
-        return last
-
-    @override
-    async def get_last_txid(self) -> int:
-        self._require_open()
-        return self._last_txid(await take_last(self._context, self._log))
+    # State
 
     @override
     async def status(self) -> LogStatus:
@@ -284,16 +326,6 @@ class DirectLog(DistributedLogManager):
     def watch_segments(self) -> SegmentWatch:
         self._require_open()
         return SegmentWatch(self._context, self._log)
-
-    @override
-    async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
-        finder = Finder(self._context, await self.get_snapshot())
-        return await finder.not_less_than_txid(txid)
-
-    @override
-    async def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
-        finder = Finder(self._context, await self.get_snapshot())
-        return await finder.not_less_than_timestamp(timestamp_ms)
 
     @override
     async def get_log_segments(self) -> list[LogSegment]:
@@ -308,17 +340,7 @@ class DirectLog(DistributedLogManager):
     async def is_end_of_stream_marked(self) -> bool:
         return (await self._read()).head.sealed
 
-    @override
-    async def get_settings(self) -> LogSettings:
-        self._require_open()
-        return await self._context.logs.read_settings(self._log)
-
     # Changes
-
-    @override
-    async def update_settings(self, /, **changes: object) -> LogSettings:
-        self._require_open()
-        return await self._context.logs.update_settings(self._log, changes)
 
     @override
     async def recover(self) -> None:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dlcore.api.namespace import Namespace
+from dlcore.api.namespace import (
+    AccessRules,
+    AtomicAppends,
+    ClusterView,
+    Namespace,
+    OpenedNamespace,
+    ScanPlanning,
+)
 from dlcore.backends.direct.log import DirectLog
 from dlcore.backends.direct.metrics import METRICS, samples
 from dlcore.backends.direct.ports import NamespacePorts
@@ -32,12 +39,12 @@ from dlcore.base.config import (
     LogSettings,
     require,
 )
-from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
+from dlcore.base.errors import LogExistsError, LogNotFoundError
 from dlcore.base.ids import DLSN, name_prefix, validate_log_id, validate_log_name
 from dlcore.base.statistics import NamespaceStatistics
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
-from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.cold.reading import ColdLedgers
 from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.forgetting import forget_log
@@ -68,7 +75,10 @@ if TYPE_CHECKING:
     from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.base.access.tls import TlsFiles
     from dlcore.base.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.errors import DLError
+    from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan, RecordPlace
+    from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
@@ -80,7 +90,256 @@ if TYPE_CHECKING:
     from dlcore.wire.port import BookieClient
 
 
-class DirectNamespace(Namespace):
+class DirectOpenedNamespace(OpenedNamespace):
+    """The adapters of one namespace, on which all its parts rest, and their end."""
+
+    def __init__(
+        self, uri: str, ports: NamespacePorts, context: LogContext, keys: FollowedKeys | None
+    ) -> None:
+        self._uri = uri
+        self._keys = keys
+        self.ports = ports
+        """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
+        self.log_context = context
+        """The adapters of its logs, for maintenance; it closes them."""
+        self.staging_owner = StagingOwner(context)
+        """The node that shows that this process lives, for those that stage and merge."""
+        self.followers = LogFollowers(context)
+        """The logs with kept snapshots; it closes them."""
+        self.access_rules = RuleStore(ports.store, ports.paths)
+        """The rules of access, for proxies and maintenance."""
+
+    @property
+    @override
+    def uri(self) -> str:
+        return self._uri
+
+    def _require_open(self) -> None:
+        self.log_context.lifetime.require_open()
+
+    @override
+    async def aclose(self) -> None:
+        if self.log_context.lifetime.has_ended:
+            return
+        self.log_context.lifetime.has_ended = True
+        async with AsyncExitStack() as steps:  # from the last to the first, even if one fails
+            steps.push_async_callback(self.ports.store.aclose)
+            for keys in (self._keys, self.log_context.encryption_keys):
+                if keys is not None:
+                    steps.push_async_callback(keys.aclose)
+            steps.push_async_callback(self.ports.bookies.aclose)
+            steps.push_async_callback(self.ports.registry.aclose)
+            steps.push_async_callback(self.ports.ledgers.aclose)
+            steps.push_async_callback(self.staging_owner.aclose)
+            steps.callback(self.followers.close)
+            steps.push_async_callback(self.log_context.tidier.aclose)
+            await self._abandon_open_objects()
+
+    async def _abandon_open_objects(self) -> None:
+        """Abandon all at once, because each takes a while without a metadata store."""
+        opened = self.log_context.open_objects
+        await all_of(*(each.abandon("its namespace was closed") for each in opened))
+
+
+class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
+    """Reads of many logs; snapshots of earlier calls are kept, and followed."""
+
+    @override
+    async def get_snapshots(
+        self, names: Sequence[str], *, fresh: bool = False
+    ) -> dict[str, LogSnapshot | None]:
+        return await self.followers.take(names, fresh=fresh)
+
+    @override
+    async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
+        found = await self.followers.survey(names, fresh=True)
+        return {name: outcome for name, outcome in found.items() if outcome is not None}
+
+    @override
+    async def get_schemas(
+        self, names: Sequence[str], *, for_write: bool = False
+    ) -> dict[str, pa.Schema | None]:
+        self._require_open()
+        logs = self.log_context.logs
+        if for_write:
+            return schemas_to_write(await find_targets(logs, names))
+        return await find_schemas(logs, names)
+
+    @override
+    async def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        self._require_open()
+        return await find_places(self.log_context, wanted)
+
+    @override
+    def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
+        async def current() -> LogContext:
+            return self.log_context
+
+        self._require_open()
+        return scan_entries(part, self.ports.ledgers, current, self.log_context.encryption_keys)
+
+    @override
+    async def grant(
+        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
+    ) -> list[tuple[bytes, ...]]:
+        from dlcore.base.access.capability import LIFETIME_S_MAX
+        from dlcore.metadata.capability_keys import ensure_keys
+
+        self._require_open()
+        require(
+            condition=0 < lifetime_s <= LIFETIME_S_MAX,
+            key="lifetime_s",
+            value=lifetime_s,
+            rule=f"expected 1 … {LIFETIME_S_MAX}",
+        )
+        ring = await ensure_keys(self.ports.store, self.log_context.paths, self.log_context.clock)
+        now_s = self.log_context.clock.now_ms() // 1000
+        signer = ring.signer(now_s)
+        return [
+            signer.sign_all(
+                (grant for scan in part for grant in scan.grants()), expires_s=now_s + lifetime_s
+            )
+            for part in parts
+        ]
+
+
+class DirectAppends(DirectOpenedNamespace, AtomicAppends):
+    """Appends whose ledgers belong to this process until they are committed."""
+
+    @override
+    async def begin_append(
+        self,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None = None,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,
+        strict: bool = False,
+        after: int | None = None,
+        token: str | None = None,
+    ) -> DirectStagedAppend:
+        # Loaded here, because most commands of `dlog` append nothing.
+        from dlcore.log.staging.append import DirectStagedAppend
+
+        self._require_open()
+        return DirectStagedAppend(
+            self.log_context,
+            self.staging_owner,
+            identity,
+            version,
+            shared=shared,
+            run=run,
+            lock_timeout_s=(
+                self.log_context.config.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
+            ),
+            config=self.log_context.config,
+            keep_record=keep_record,
+            strict=strict,
+            after=after,
+            token=token,
+        )
+
+    @override
+    async def open_staging_writer(
+        self, *, identity: str, shared: bool = False
+    ) -> DirectStagingWriter:
+        from dlcore.log.staging.append import check_identity
+        from dlcore.log.staging.writer import DirectStagingWriter
+
+        self._require_open()
+        check_identity(identity)
+        return DirectStagingWriter(
+            self.log_context, self.staging_owner, identity, self.log_context.config
+        )
+
+    @override
+    async def last_version(self, identity: str) -> int:
+        return await last_version(self.log_context, identity)
+
+    @override
+    async def list_commits(self) -> list[CommitStatus]:
+        self._require_open()
+        return await list_commits(self.log_context)
+
+
+class DirectAccessRules(DirectOpenedNamespace, AccessRules):
+    """The rules of one namespace."""
+
+    @override
+    async def get_access_rules(self) -> list[str]:
+        self._require_open()
+        return list(map(str, await persistently(self.access_rules.read)))
+
+    @override
+    async def change_access_rules(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        added, removed = texts_of(add), texts_of(remove)
+        require_present(await self.get_access_rules(), removed)
+        rules = await self.access_rules.change(
+            add=map(Rule.parse, added), remove=map(Rule.parse, removed)
+        )
+        return list(map(str, rules))
+
+
+class DirectClusterView(DirectOpenedNamespace, ClusterView):
+    """The cluster of one namespace."""
+
+    @override
+    def get_statistics(self) -> NamespaceStatistics:
+        self._require_open()
+        context, written = self.log_context, self.ports.ledgers.writers.statistics()
+        # A copy: a collector may ask in another thread.
+        kinds = Counter(_public_name(each) for each in list(context.open_objects))
+        return NamespaceStatistics(
+            entries_written=written.entries,
+            bytes_written=written.size_bytes,
+            entries_read=context.reads.entries,
+            bytes_read=context.reads.size_bytes,
+            sessions_lost=self.ports.store.figures.sessions_lost,
+            is_connected=self.ports.store.session_state is SessionState.CONNECTED,
+            open_ledgers=written.open_ledgers,
+            pending_bytes=written.pending_bytes,
+            open_objects=dict(kinds),
+            followed_logs=len(self.followers),
+        )
+
+    @override
+    def get_collector(self) -> Any:
+        from dlcore.base.metrics import SampleCollector
+
+        self._require_open()
+        return SampleCollector(METRICS, partial(samples, self.log_context, self.get_statistics))
+
+    @override
+    async def get_bookies(self) -> list[BookieRegistration]:
+        self._require_open()
+        return await self.ports.registry.get_bookies()
+
+    @override
+    async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
+        self._require_open()
+        return (await self.log_context.ledger_store.read(ledger_id)).metadata
+
+    @override
+    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
+        self._require_open()
+        return await self.log_context.ledger_store.read_from(first, count)
+
+
+def _public_name(opened: object) -> str:
+    """Return the name of the class that users know, which may be a base."""
+    known = (base for base in (AsyncLogReader, AsyncLogWriter) if isinstance(opened, base))
+    return next(known, type(opened)).__name__
+
+
+class DirectNamespace(
+    DirectPlanning, DirectAppends, DirectAccessRules, DirectClusterView, Namespace
+):
     """A collection of logs over one metadata store and its bookies; used on one event loop.
 
     `open_namespace` creates it with the real adapters; tests pass in others.  It closes its ports.
@@ -105,9 +364,6 @@ class DirectNamespace(Namespace):
         cold: ColdLedgers | None = None,
         cluster_settings: ClusterSettingsStore | None = None,
     ) -> None:
-        self._uri = uri
-        self._cluster_settings = cluster_settings
-        self._keys = keys
         ledger_store = LedgerStore(store, paths)
         registry = registry or BookieRegistry(store, paths)
         ledgers = LedgerClient(
@@ -119,7 +375,7 @@ class DirectNamespace(Namespace):
             rng=rng,
             cold=cold or ColdLedgers(config=client_config),
         )
-        self.ports = NamespacePorts(
+        ports = NamespacePorts(
             store=store,
             paths=paths,
             ledger_store=ledger_store,
@@ -130,8 +386,7 @@ class DirectNamespace(Namespace):
             clock=clock,
             rng=rng,
         )
-        """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
-        self.log_context = LogContext(
+        context = LogContext(
             store=store,
             paths=paths,
             logs=LogStore(store, paths),
@@ -148,18 +403,8 @@ class DirectNamespace(Namespace):
             lifetime=Lifetime(uri),
             encryption_keys=encryption_keys,
         )
-        """The adapters of its logs, for maintenance; it closes them."""
-        self.staging_owner = StagingOwner(self.log_context)
-        """The node that shows that this process lives, for those that stage and merge."""
-        self.followers = LogFollowers(self.log_context)
-        """The logs with kept snapshots; it closes them."""
-        self.access_rules = RuleStore(store, paths)
-        """The rules of access, for proxies and maintenance."""
-
-    @property
-    @override
-    def uri(self) -> str:
-        return self._uri
+        super().__init__(uri, ports, context, keys)
+        self._cluster_settings = cluster_settings
 
     @override
     async def create_log(
@@ -248,212 +493,6 @@ class DirectNamespace(Namespace):
                 await self.create_log(name, config=config)
             log = await self.log_context.logs.find(name)
         return DirectLog(self.log_context, log, config or self.log_context.config)
-
-    @override
-    async def get_snapshots(
-        self, names: Sequence[str], *, fresh: bool = False
-    ) -> dict[str, LogSnapshot | None]:
-        return await self.followers.take(names, fresh=fresh)
-
-    @override
-    async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
-        found = await self.followers.survey(names, fresh=True)
-        return {name: outcome for name, outcome in found.items() if outcome is not None}
-
-    @override
-    async def get_schemas(
-        self, names: Sequence[str], *, for_write: bool = False
-    ) -> dict[str, pa.Schema | None]:
-        self._require_open()
-        logs = self.log_context.logs
-        if for_write:
-            return schemas_to_write(await find_targets(logs, names))
-        return await find_schemas(logs, names)
-
-    @override
-    async def find_places(
-        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
-    ) -> list[RecordPlace]:
-        self._require_open()
-        return await find_places(self.log_context, wanted)
-
-    @override
-    async def grant(
-        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
-    ) -> list[tuple[bytes, ...]]:
-        from dlcore.base.access.capability import LIFETIME_S_MAX
-        from dlcore.metadata.capability_keys import ensure_keys
-
-        self._require_open()
-        require(
-            condition=0 < lifetime_s <= LIFETIME_S_MAX,
-            key="lifetime_s",
-            value=lifetime_s,
-            rule=f"expected 1 … {LIFETIME_S_MAX}",
-        )
-        ring = await ensure_keys(self.ports.store, self.log_context.paths, self.log_context.clock)
-        now_s = self.log_context.clock.now_ms() // 1000
-        signer = ring.signer(now_s)
-        return [
-            signer.sign_all(
-                (grant for scan in part for grant in scan.grants()), expires_s=now_s + lifetime_s
-            )
-            for part in parts
-        ]
-
-    @override
-    def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
-        async def current() -> LogContext:
-            return self.log_context
-
-        self._require_open()
-        return scan_entries(part, self.ports.ledgers, current, self.log_context.encryption_keys)
-
-    @override
-    async def begin_append(
-        self,
-        identity: str,
-        version: int,
-        *,
-        shared: SharedStaging | None = None,
-        run: AppendRun | None = None,
-        lock_timeout_s: float | None = None,
-        keep_record: bool = True,
-        strict: bool = False,
-        after: int | None = None,
-        token: str | None = None,
-    ) -> DirectStagedAppend:
-        # Loaded here, because most commands of `dlog` append nothing.
-        from dlcore.log.staging.append import DirectStagedAppend
-
-        self._require_open()
-        return DirectStagedAppend(
-            self.log_context,
-            self.staging_owner,
-            identity,
-            version,
-            shared=shared,
-            run=run,
-            lock_timeout_s=(
-                self.log_context.config.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
-            ),
-            config=self.log_context.config,
-            keep_record=keep_record,
-            strict=strict,
-            after=after,
-            token=token,
-        )
-
-    @override
-    async def open_staging_writer(
-        self, *, identity: str, shared: bool = False
-    ) -> DirectStagingWriter:
-        from dlcore.log.staging.append import check_identity
-        from dlcore.log.staging.writer import DirectStagingWriter
-
-        self._require_open()
-        check_identity(identity)
-        return DirectStagingWriter(
-            self.log_context, self.staging_owner, identity, self.log_context.config
-        )
-
-    @override
-    async def get_access_rules(self) -> list[str]:
-        self._require_open()
-        return list(map(str, await persistently(self.access_rules.read)))
-
-    @override
-    async def change_access_rules(
-        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
-    ) -> list[str]:
-        added, removed = texts_of(add), texts_of(remove)
-        require_present(await self.get_access_rules(), removed)
-        rules = await self.access_rules.change(
-            add=map(Rule.parse, added), remove=map(Rule.parse, removed)
-        )
-        return list(map(str, rules))
-
-    @override
-    def get_statistics(self) -> NamespaceStatistics:
-        self._require_open()
-        context, written = self.log_context, self.ports.ledgers.writers.statistics()
-        # A copy: a collector may ask in another thread.
-        kinds = Counter(_public_name(each) for each in list(context.open_objects))
-        return NamespaceStatistics(
-            entries_written=written.entries,
-            bytes_written=written.size_bytes,
-            entries_read=context.reads.entries,
-            bytes_read=context.reads.size_bytes,
-            sessions_lost=self.ports.store.figures.sessions_lost,
-            is_connected=self.ports.store.session_state is SessionState.CONNECTED,
-            open_ledgers=written.open_ledgers,
-            pending_bytes=written.pending_bytes,
-            open_objects=dict(kinds),
-            followed_logs=len(self.followers),
-        )
-
-    @override
-    def get_collector(self) -> Any:
-        from dlcore.base.metrics import SampleCollector
-
-        self._require_open()
-        return SampleCollector(METRICS, partial(samples, self.log_context, self.get_statistics))
-
-    @override
-    async def get_bookies(self) -> list[BookieRegistration]:
-        self._require_open()
-        return await self.ports.registry.get_bookies()
-
-    @override
-    async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
-        self._require_open()
-        return (await self.log_context.ledger_store.read(ledger_id)).metadata
-
-    @override
-    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
-        self._require_open()
-        return await self.log_context.ledger_store.read_from(first, count)
-
-    @override
-    async def last_version(self, identity: str) -> int:
-        return await last_version(self.log_context, identity)
-
-    @override
-    async def list_commits(self) -> list[CommitStatus]:
-        self._require_open()
-        return await list_commits(self.log_context)
-
-    def _require_open(self) -> None:
-        self.log_context.lifetime.require_open()
-
-    @override
-    async def aclose(self) -> None:
-        if self.log_context.lifetime.has_ended:
-            return
-        self.log_context.lifetime.has_ended = True
-        async with AsyncExitStack() as steps:  # from the last to the first, even if one fails
-            steps.push_async_callback(self.ports.store.aclose)
-            for keys in (self._keys, self.log_context.encryption_keys):
-                if keys is not None:
-                    steps.push_async_callback(keys.aclose)
-            steps.push_async_callback(self.ports.bookies.aclose)
-            steps.push_async_callback(self.ports.registry.aclose)
-            steps.push_async_callback(self.ports.ledgers.aclose)
-            steps.push_async_callback(self.staging_owner.aclose)
-            steps.callback(self.followers.close)
-            steps.push_async_callback(self.log_context.tidier.aclose)
-            await self._abandon_open_objects()
-
-    async def _abandon_open_objects(self) -> None:
-        """Abandon all at once, because each takes a while without a metadata store."""
-        opened = self.log_context.open_objects
-        await all_of(*(each.abandon("its namespace was closed") for each in opened))
-
-
-def _public_name(opened: object) -> str:
-    """Return the name of the class that users know, which may be a base."""
-    known = (base for base in (AsyncLogReader, AsyncLogWriter) if isinstance(opened, base))
-    return next(known, type(opened)).__name__
 
 
 async def open_namespace(

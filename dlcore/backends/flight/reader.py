@@ -23,9 +23,8 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN, NotLessThan, RecordField
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of, typed_read_fields
-from dlcore.log.reading.rows import Rows
+from dlcore.log.reading.rows import Rows, no_records
 from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
-from dlcore.log.reading.taking import no_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -147,6 +146,47 @@ class _Feed:
             await self._messages.aclose()
 
 
+class _Wanted:
+    """The rows of one log that a reader wants, and how it asks proxies for them.
+
+    Args:
+        calls: the proxies.
+        log: the log.
+        columns: the wanted columns; None: all that a direct reader returns.
+        end: the log ends there for this reader; None: where it really ends.
+    """
+
+    def __init__(
+        self, calls: Endpoint, log: LogKey, columns: Sequence[str] | None, end: DLSN | None
+    ) -> None:
+        self.end = end
+        self.is_typed = False
+        self._calls = calls
+        self._log = log
+        self._columns = None if columns is None else list(columns)
+
+    async def look(self, start: Place | None) -> LogInfo:
+        """Return facts about the log from `start` on, and set whether the log is typed."""
+        ticket = Ticket(log=self._log.name, log_id=self._log.log_id, start=start)
+        info, own = await look(self._calls, ticket)
+        self.is_typed = own is not None
+        if self._columns is None and own is not None:  # those of a direct reader's batches
+            self._columns = [*(field.name for field in typed_read_fields()), *own.names]
+        return info
+
+    def stream(self, start: Place | None, *, follow: bool) -> _Feed:
+        """Open a stream of the rows from `start` on."""
+        ticket = Ticket(
+            log=self._log.name,
+            log_id=self._log.log_id,
+            start=start,
+            follow=follow,
+            columns=self._columns,
+            end=None if self.end is None else Place(dlsn=str(self.end)),
+        )
+        return _Feed(received(self._calls, ticket), follows=follow)
+
+
 class FlightReader(AsyncLogReader):
     """Reads one log through proxies; use `FlightLog.open_reader`.
 
@@ -165,15 +205,13 @@ class FlightReader(AsyncLogReader):
         end: DLSN | None = None,
     ) -> None:
         super().__init__(DLSN.INITIAL)
+        self.log_name = log.name
         self._hold = hold
-        self._end = end
+        self._wanted = _Wanted(calls, log, columns, end)
         self._late = Retries(calls.patience_s)
-        self._calls = calls
-        self._columns = None if columns is None else list(columns)
         self._place: Place | None = None  # start of the next stream
         self._feed: _Feed | None = None
-        self._has_ended = self._closed = self._is_typed = False
-        self._log, self.log_name = log, log.name
+        self._has_ended = self._closed = False
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
@@ -182,7 +220,7 @@ class FlightReader(AsyncLogReader):
     async def _move(self, start: ReadStart) -> None:
         await self._require_usable()
         place = place_of_start(start)
-        found = await self._look(place)
+        found = await self._wanted.look(place)
         await self._leave()
         self._drop_rows()
         self._has_ended = False
@@ -196,19 +234,10 @@ class FlightReader(AsyncLogReader):
                 place = Place(dlsn=str(self._position))
         self._place = place
 
-    async def _look(self, start: Place | None) -> LogInfo:
-        """Return facts about the log from `start` on, and set whether the log is typed."""
-        ticket = Ticket(log=self._log.name, log_id=self._log.log_id, start=start)
-        info, own = await look(self._calls, ticket)
-        self._is_typed = own is not None
-        if self._columns is None and own is not None:  # those of a direct reader's batches
-            self._columns = [*(field.name for field in typed_read_fields()), *own.names]
-        return info
-
     @property
     def is_typed(self) -> bool:
         """Whether the log is typed: it then has batches, and no records."""
-        return self._is_typed
+        return self._wanted.is_typed
 
     async def _require_usable(self) -> None:
         if self._closed:
@@ -229,8 +258,8 @@ class FlightReader(AsyncLogReader):
                 raise
             if message is None:
                 await self._leave()
-                if self._end is not None:
-                    await self._end_part(self._end)
+                if self._wanted.end is not None:
+                    await self._end_part(self._wanted.end)
                     continue
                 self._has_ended = feed.follows or await self._is_sealed_here()
                 if until_caught_up and not self._has_ended:
@@ -249,36 +278,25 @@ class FlightReader(AsyncLogReader):
             await asyncio.sleep(self._late.failed(error, None, again=True))
 
     async def _fed(self, *, follow: bool, any_will_do: bool) -> _Feed:
-        feed, follow = self._feed, follow and self._end is None
+        feed, follow = self._feed, follow and self._wanted.end is None
         if feed is None or not (any_will_do or feed.follows == follow):
             await self._leave()
             await self._require_usable()  # the reader may have been closed during the wait
-            messages = received(self._calls, self._ticket(follow=follow))
-            feed = self._feed = _Feed(messages, follows=follow)
+            feed = self._feed = self._wanted.stream(self._place, follow=follow)
         return feed
-
-    def _ticket(self, *, follow: bool) -> Ticket:
-        return Ticket(
-            log=self._log.name,
-            log_id=self._log.log_id,
-            start=self._place,
-            follow=follow,
-            columns=self._columns,
-            end=None if self._end is None else Place(dlsn=str(self._end)),
-        )
 
     def _take_up(self, message: Received) -> FlightRows | None:
         """Add the rows of a message, if it has any, and return them."""
         if not message.batch.num_rows:
             return None
         self._late.succeeded()
-        rows = FlightRows(message.batch, self._position, message.end, is_typed=self._is_typed)
+        rows = FlightRows(message.batch, self._position, message.end, is_typed=self.is_typed)
         self._rows.append(rows)  # before the position, see there
         self._position, self._place = message.end, Place(dlsn=str(message.end))
         return rows
 
     async def _is_sealed_here(self) -> bool:
-        found = await self._look(self._place)
+        found = await self._wanted.look(self._place)
         return found.sealed and not found.records
 
     async def _leave(self) -> None:
@@ -300,7 +318,7 @@ async def open_part(
     """Open a reader of a range, whose start was looked up already."""
     reader = FlightReader(calls, log, view.columns_read, end=extent.end)
     reader._position, reader._place = extent.start, Place(dlsn=str(extent.start))
-    reader._is_typed = view.is_typed
+    reader._wanted.is_typed = view.is_typed
     return reader
 
 

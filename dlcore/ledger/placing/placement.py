@@ -120,7 +120,7 @@ def choose_ensemble(
     )
     chosen = filling.find(shortfall_max=0)
     if chosen is None:
-        raise NotEnoughBookiesError(_racks_missing(known, size, filling.racks_needed, topology))
+        raise NotEnoughBookiesError(_racks_missing(known, size, filling.racks.needed, topology))
     return tuple(chosen)
 
 
@@ -152,7 +152,7 @@ def choose_replacements(
             topology=topology,
         )
         racks_now = [None if each is None else topology.rack_of(each) for each in ensemble]
-        chosen = filling.find(shortfall_max=filling.shortfall_of(racks_now))
+        chosen = filling.find(shortfall_max=filling.racks.shortfall_of(racks_now))
         if chosen is not None:
             return dict(zip(open_positions, chosen, strict=True))
     return {}
@@ -202,6 +202,118 @@ def weigh(sites: Sequence[BookieSite]) -> list[float]:
     ]
 
 
+class _Candidates:
+    """The bookies that may be taken, each once; those of one kind differ in their order only."""
+
+    def __init__(self, order: Sequence[BookieId], topology: Topology) -> None:
+        self._rank = {bookie: rank for rank, bookie in enumerate(order)}
+        # Candidates of one rack that are equally avoided differ in their rank only.
+        self._queues: dict[_Kind, list[BookieId]] = {}
+        for bookie in order:
+            kind = (topology.rack_of(bookie), bookie in topology.avoided)
+            self._queues.setdefault(kind, []).append(bookie)
+        self._taken = dict.fromkeys(self._queues, 0)
+        self.avoided_left = 0
+        """How many avoided ones may still be taken."""
+
+    @property
+    def racks(self) -> set[str]:
+        """The racks that they are in, as far as they are known."""
+        return {rack for rack, _ in self._queues if rack is not None}
+
+    @property
+    def avoided_count(self) -> int:
+        """How many of them are avoided."""
+        return sum(len(queue) for (_, avoided), queue in self._queues.items() if avoided)
+
+    def __len__(self) -> int:
+        return len(self._rank)
+
+    def next_ones(self) -> list[tuple[BookieId, _Kind]]:
+        """Return the next candidate of each kind, in the order in which they were drawn."""
+        heads = [
+            (queue[self._taken[kind]], kind)
+            for kind, queue in self._queues.items()
+            if self._taken[kind] < len(queue) and (self.avoided_left > 0 or not kind[1])
+        ]
+        return sorted(heads, key=lambda head: self._rank[head[0]])
+
+    def take(self, kind: _Kind) -> None:
+        """Take the next one of this kind."""
+        self._taken[kind] += 1
+        self.avoided_left -= kind[1]
+
+    def give_back(self, kind: _Kind) -> None:
+        """Undo the last `take` of this kind."""
+        self._taken[kind] -= 1
+        self.avoided_left += kind[1]
+
+    def state(self) -> tuple[int, ...]:
+        """Return how many of each kind are taken."""
+        return tuple(self._taken.values())
+
+
+class _Racks:
+    """The racks of an ensemble's positions, None for open ones, and how many its write sets miss.
+
+    Args:
+        racks: of the positions.
+        is_open: whether a position has no bookie yet.
+        write_quorum_size: how many consecutive positions a write set has.
+        needed: how many racks each should have.
+    """
+
+    def __init__(
+        self,
+        racks: list[str | None],
+        is_open: list[bool],
+        write_quorum_size: int,
+        needed: int,
+    ) -> None:
+        size = len(racks)
+        starts = range(size) if write_quorum_size < size else range(1)
+        self.needed = needed
+        self._racks = racks
+        self._is_open = is_open
+        self._windows = [[(s + i) % size for i in range(write_quorum_size)] for s in starts]
+
+    @property
+    def worst(self) -> int:
+        """The most racks that can be missing."""
+        return len(self._windows) * self.needed
+
+    def fill(self, position: int, rack: str | None) -> None:
+        """Put a bookie of this rack at an open position."""
+        self._racks[position], self._is_open[position] = rack, False
+
+    def clear(self, position: int) -> None:
+        """Open the position again."""
+        self._racks[position], self._is_open[position] = None, True
+
+    def shortfall(self) -> int:
+        """Return how many racks the write sets miss at least, whatever fills the open positions."""
+        return sum(
+            max(0, self.needed - len(racks) - open_count)
+            for racks, open_count in map(self._look_into, self._windows)
+        )
+
+    def shortfall_of(self, racks: Sequence[str | None]) -> int:
+        """Return how many racks the write sets of an ensemble in these racks miss."""
+        return sum(
+            max(0, self.needed - len({racks[p] for p in window} - {None}))
+            for window in self._windows
+        )
+
+    def state(self) -> tuple[tuple[frozenset[str | None], ...], int]:
+        """Return everything that decides which racks may fill the open positions."""
+        windows = map(self._look_into, self._windows)
+        return tuple(racks for racks, open_count in windows if open_count), self.shortfall()
+
+    def _look_into(self, window: Sequence[int]) -> tuple[frozenset[str | None], int]:
+        racks = frozenset(self._racks[p] for p in window) - {None}
+        return racks, sum(self._is_open[p] for p in window)
+
+
 class _Filling:
     """The search for bookies for the open positions (None) of an ensemble."""
 
@@ -214,27 +326,18 @@ class _Filling:
         write_quorum_size: int,
         topology: Topology,
     ) -> None:
-        size = len(members)
         self._positions = positions
-        self._rank = {bookie: rank for rank, bookie in enumerate(order)}
         self._is_enforced = topology.config.enforce_racks
-        # Candidates of one rack that are equally avoided differ in their rank only.
-        self._queues: dict[_Kind, list[BookieId]] = {}
-        for bookie in order:
-            kind = (topology.rack_of(bookie), bookie in topology.avoided)
-            self._queues.setdefault(kind, []).append(bookie)
-        starts = range(size) if write_quorum_size < size else range(1)
-        self._windows = [[(s + i) % size for i in range(write_quorum_size)] for s in starts]
-        self._racks = [None if each is None else topology.rack_of(each) for each in members]
-        self._is_open = [each is None for each in members]
-        self.racks_needed = min(topology.config.racks_per_write_quorum_min, write_quorum_size)
+        self._candidates = _Candidates(order, topology)
+        racks = [None if each is None else topology.rack_of(each) for each in members]
+        needed = min(topology.config.racks_per_write_quorum_min, write_quorum_size)
         if not self._is_enforced:
-            racks = {*self._racks, *(rack for rack, _ in self._queues)} - {None}
-            self.racks_needed = min(self.racks_needed, max(1, len(racks)))
+            known = self._candidates.racks.union(each for each in racks if each is not None)
+            needed = min(needed, max(1, len(known)))
+        is_open = [each is None for each in members]
+        self.racks = _Racks(racks, is_open, write_quorum_size, needed)
         self._shortfall_max = 0
-        self._avoided_left = 0
         self._steps_left = _STEPS_MAX
-        self._used = dict.fromkeys(self._queues, 0)
         self._dead: set[object] = set()  # states from which no filling was found
 
     def find(self, *, shortfall_max: int) -> list[BookieId] | None:
@@ -242,16 +345,15 @@ class _Filling:
 
         `shortfall_max` is how many racks may be missing if the rule is enforced.
         """
-        count = len(self._positions)
-        avoided_count = sum(len(queue) for (_, avoided), queue in self._queues.items() if avoided)
-        avoided_min = max(0, count - (len(self._rank) - avoided_count))
+        count, avoided_count = len(self._positions), self._candidates.avoided_count
+        avoided_min = max(0, count - (len(self._candidates) - avoided_count))
         if self._is_enforced:
             for avoided_max in range(avoided_min, min(count, avoided_count) + 1):
                 chosen = self._search(shortfall_max, avoided_max)
                 if chosen is not None:
                     return chosen
             return None
-        worst = len(self._windows) * self.racks_needed
+        worst = self.racks.worst
         for shortfall in range(worst):
             chosen = self._search(shortfall, avoided_min)
             if chosen is not None:
@@ -261,7 +363,7 @@ class _Filling:
 
     def _search(self, shortfall_max: int, avoided_max: int) -> list[BookieId] | None:
         self._shortfall_max = shortfall_max
-        self._avoided_left = avoided_max
+        self._candidates.avoided_left = avoided_max
         self._dead.clear()
         chosen: list[BookieId] = []
         return chosen if self._fill(chosen) else None
@@ -270,57 +372,23 @@ class _Filling:
         """Fill the positions after those of `chosen`; on failure leave everything as it was."""
         if len(chosen) == len(self._positions):
             return True
-        state = self._state()
+        candidates, racks = self._candidates, self.racks
+        # Everything that decides whether the open positions can be filled.
+        state = candidates.state(), racks.state()
         if state in self._dead:
             return False
         position = self._positions[len(chosen)]
-        for bookie, kind in self._next_candidates():
+        for bookie, kind in candidates.next_ones():
             if self._steps_left == 0:
                 return False
             self._steps_left -= 1
-            rack, is_avoided = kind
-            self._used[kind] += 1
-            self._avoided_left -= is_avoided
-            self._racks[position], self._is_open[position] = rack, False
+            candidates.take(kind)
+            racks.fill(position, kind[0])
             chosen.append(bookie)
-            if self._shortfall() <= self._shortfall_max and self._fill(chosen):
+            if racks.shortfall() <= self._shortfall_max and self._fill(chosen):
                 return True
             chosen.pop()
-            self._racks[position], self._is_open[position] = None, True
-            self._avoided_left += is_avoided
-            self._used[kind] -= 1
+            racks.clear(position)
+            candidates.give_back(kind)
         self._dead.add(state)
         return False
-
-    def _next_candidates(self) -> list[tuple[BookieId, _Kind]]:
-        """Return the next candidate of each kind, in the order in which they were drawn."""
-        heads = [
-            (queue[self._used[kind]], kind)
-            for kind, queue in self._queues.items()
-            if self._used[kind] < len(queue) and (self._avoided_left > 0 or not kind[1])
-        ]
-        return sorted(heads, key=lambda head: self._rank[head[0]])
-
-    def _shortfall(self) -> int:
-        """Return how many racks the write sets miss at least, whatever fills the open positions."""
-        return sum(
-            max(0, self.racks_needed - len(racks) - open_count)
-            for racks, open_count in map(self._look_into, self._windows)
-        )
-
-    def shortfall_of(self, racks: Sequence[str | None]) -> int:
-        """Return how many racks the write sets of an ensemble in these racks miss."""
-        return sum(
-            max(0, self.racks_needed - len({racks[p] for p in window} - {None}))
-            for window in self._windows
-        )
-
-    def _look_into(self, window: Sequence[int]) -> tuple[frozenset[str | None], int]:
-        racks = frozenset(self._racks[p] for p in window) - {None}
-        return racks, sum(self._is_open[p] for p in window)
-
-    def _state(self) -> object:
-        """Return everything that decides whether the open positions can be filled."""
-        windows = map(self._look_into, self._windows)
-        unfinished = tuple(racks for racks, open_count in windows if open_count)
-        return tuple(self._used.values()), unfinished, self._shortfall()

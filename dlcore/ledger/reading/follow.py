@@ -323,13 +323,14 @@ class _Metadata(enum.Enum):
 
 
 class _Source:
-    """The bookie that is followed, and which one is next."""
+    """The bookie that is followed, which one is next, and which are believed."""
 
     def __init__(self, metadata: LedgerMetadata) -> None:
         self.followed: BookieId | None = None
         self.position = first_followed(metadata.ledger_id, metadata.quorum.ensemble_size)
         self.failures = 0  # in a row
         self.is_pausing = False
+        self.lac_from: BookieId | None = None  # the bookie that sent the LAC
         self.distrusted: set[BookieId] = set()  # they sent a false LAC
 
     def choose(self, members: Sequence[BookieId]) -> BookieId:
@@ -341,6 +342,58 @@ class _Source:
             self.position += 1
         self.followed = members[self.position % len(members)]
         return self.followed
+
+
+class _Silence:
+    """The time in which nothing is heard; times are of the events' clock, in s."""
+
+    def __init__(self, now: float) -> None:
+        self.heard_s = now
+        self.interval_s = _FIRST_SILENCE_S
+        """After so long without news all members are asked."""
+        self.is_asking = False
+        """Whether they are being asked."""
+
+    @property
+    def ends_s(self) -> float:
+        """When it has lasted long enough."""
+        return self.heard_s + self.interval_s
+
+
+class _Coming:
+    """The entries that come next for the caller: those that were pushed, and those to be read."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        """The next one to hand out."""
+        self.pushed: Sequence[EntryFrame] = ()
+        """Not handed out yet, ascending."""
+        self.range_end = -1
+        """The last entry of the range that is read."""
+
+    def run(self, lac: int) -> Sequence[EntryFrame]:
+        """Return the pushed entries that come next and are confirmed; forget those of no use."""
+        pushed, first = self.pushed, self.first
+        last = first + len(pushed) - 1
+        # Mostly all of them are: their ids ascend, so the first and the last one prove it.
+        if pushed and pushed[0].entry_id == first and pushed[-1].entry_id == last <= lac:
+            return pushed
+        pushed = [each for each in pushed if first <= each.entry_id <= lac]
+        self.pushed = pushed
+        count = 0
+        while count < len(pushed) and pushed[count].entry_id == first + count:
+            count += 1
+        return pushed[:count]
+
+    def gap(self, lac: int) -> ReadRange:
+        """Return the read of the confirmed entries that were not pushed."""
+        self.range_end = self.pushed[0].entry_id - 1 if self.pushed else lac
+        return ReadRange(self.first, self.range_end)
+
+    def validate(self) -> None:
+        """Assert all that holds between two events."""
+        ids = [each.entry_id for each in self.pushed]
+        assert ids == sorted(set(ids))
 
 
 class LedgerFollow(Machine[FollowState]):
@@ -358,17 +411,12 @@ class LedgerFollow(Machine[FollowState]):
         self.state = _IDLE
         self.metadata = metadata
         self._metadata_is = _Metadata.KNOWN
-        self._next = first
+        self._coming = _Coming(first)
         self._lac = metadata.last_entry_id if self.is_closed else -1
-        self._lac_from: BookieId | None = None  # the bookie that sent the LAC
-        self._pushed: Sequence[EntryFrame] = ()  # not handed out yet, ascending
-        self._range_end = -1  # of the range that is read
         self._source = _Source(metadata)
         self._is_first = True  # the first step, which reports the LAC, is due
         self._is_fenced = False
-        self._is_asking = False
-        self._heard_s = now
-        self._silence_s = _FIRST_SILENCE_S
+        self._silence = _Silence(now)
         self._error: BaseException | None = None  # kept while the LAC is checked, or in IDLE
 
     @property
@@ -405,7 +453,7 @@ class LedgerFollow(Machine[FollowState]):
             case MembersAnswered(held):
                 return self._members_answered(held)
             case EndRead(last_entry_id, metadata):
-                self._is_asking = False
+                self._silence.is_asking = False
                 return [*self._learn(metadata), *self._claimed(last_entry_id, None)]
             case EndFound(last_entry_id):
                 return self._claimed(last_entry_id, None)
@@ -425,7 +473,7 @@ class LedgerFollow(Machine[FollowState]):
         error, self._error = self._error, None
         if error is not None:
             return self._fail(error)
-        if self._next <= min(self._range_end, self._lac):
+        if self._coming.first <= min(self._coming.range_end, self._lac):
             self._become(_READING)
             return [Control.READ_ON]
         return self._go_on()
@@ -434,37 +482,24 @@ class LedgerFollow(Machine[FollowState]):
         """Hand out entries that come next, or the ledger's end; else wait for news."""
         if self.state is not _WAITING:
             return []
-        if self._next > self._lac:
+        coming, lac = self._coming, self._lac
+        if coming.first > lac:
             return self._hand_out(()) if self.is_closed else self._listen()
-        run = self._run()
+        run = coming.run(lac)
         if run:
             may_offer = self._source.followed is not None and not self._is_first
-            if not may_offer or run[-1].entry_id != self._lac:
+            if not may_offer or run[-1].entry_id != lac:
                 return self._hand_out(run)
-            self._next, self._pushed = self._lac + 1, ()
+            coming.first, coming.pushed = lac + 1, ()
             return [Offer(run)]
         self._become(_READING)
-        self._range_end = self._pushed[0].entry_id - 1 if self._pushed else self._lac
-        return [ReadRange(self._next, self._range_end)]
-
-    def _run(self) -> Sequence[EntryFrame]:
-        """Return the pushed entries that come next and are confirmed; forget those of no use."""
-        pushed, last = self._pushed, self._next + len(self._pushed) - 1
-        # Mostly all of them are: their ids ascend, so the first and the last one prove it.
-        if pushed and pushed[0].entry_id == self._next and pushed[-1].entry_id == last <= self._lac:
-            return pushed
-        pushed = [each for each in pushed if self._next <= each.entry_id <= self._lac]
-        self._pushed = pushed
-        count = 0
-        while count < len(pushed) and pushed[count].entry_id == self._next + count:
-            count += 1
-        return pushed[:count]
+        return [coming.gap(lac)]
 
     def _hand_out(self, entries: Sequence[EntryFrame]) -> list[Effect]:
         if entries:
-            self._next = entries[-1].entry_id + 1
+            self._coming.first = entries[-1].entry_id + 1
         self._is_first = False
-        is_last = self.is_closed and self._next > self._lac
+        is_last = self.is_closed and self._coming.first > self._lac
         self._become(_ENDED if is_last else _IDLE)
         return [FollowStep(entries, self._lac, closed=is_last)]
 
@@ -478,15 +513,15 @@ class LedgerFollow(Machine[FollowState]):
         return self._go_on()
 
     def _read_failed(self, error: DLError) -> list[Effect]:
-        self._range_end = -1
-        if self._next > self._lac:  # a recovery closed the ledger before the entry
+        self._coming.range_end = -1
+        if self._coming.first > self._lac:  # a recovery closed the ledger before the entry
             self._become(_WAITING)
             return self._go_on()
         if self.is_closed or not isinstance(error, LedgerReadError):
             return self._fail(error)
         self._become(_CHECKING)
         self._error = error
-        return [CheckLac(self.metadata.last_ensemble, self._next - 1, self._lac)]
+        return [CheckLac(self.metadata.last_ensemble, self._coming.first - 1, self._lac)]
 
     def _checked(self, claimed: int, confirmed: int) -> list[Effect]:
         """Fail if the LAC is true; else count up to the entry that may be confirmed."""
@@ -498,8 +533,8 @@ class LedgerFollow(Machine[FollowState]):
         if self.is_closed:
             return self._go_on()  # a recovery decided the end meanwhile
         self._lac = confirmed
-        if self._lac_from is not None:
-            self._source.distrusted.add(self._lac_from)
+        if self._source.lac_from is not None:
+            self._source.distrusted.add(self._source.lac_from)
         return [*self._unfollow(), *self._go_on()]
 
     def _fail(self, error: BaseException) -> list[Effect]:
@@ -519,7 +554,7 @@ class LedgerFollow(Machine[FollowState]):
             return [Control.LISTEN]
         if source.is_pausing:
             return []
-        return [Follow(source.choose(self.metadata.last_ensemble.bookies), self._next)]
+        return [Follow(source.choose(self.metadata.last_ensemble.bookies), self._coming.first)]
 
     def _unfollow(self) -> list[Effect]:
         if self._source.followed is None:
@@ -528,15 +563,15 @@ class LedgerFollow(Machine[FollowState]):
         return [Control.UNFOLLOW]
 
     def _on_pushed(self, update: Pushed) -> list[Effect]:
-        entries, lac, fenced, self._heard_s = update
+        entries, lac, fenced, self._silence.heard_s = update
         source = self._source
         source.failures = 0
         if lac > self._lac:
-            self._lac, self._lac_from = lac, source.followed
+            self._lac, source.lac_from = lac, source.followed
         if len(entries) > 1:
             by_id = {each.entry_id: each for each in entries}
             entries = [by_id[entry_id] for entry_id in sorted(by_id)]
-        self._pushed = entries
+        self._coming.pushed = entries
         # A fence announces a recovery, which changes the metadata; the watch may come late.
         if fenced and not self._is_fenced:
             self._is_fenced = True
@@ -545,7 +580,7 @@ class LedgerFollow(Machine[FollowState]):
 
     def _news(self) -> list[Effect]:
         """Go on after a bookie sent something; the first step reports the LAC, also alone."""
-        if self._is_first and self.state is _WAITING and self._next > self._lac:
+        if self._is_first and self.state is _WAITING and self._coming.first > self._lac:
             return self._hand_out(())
         return self._go_on()
 
@@ -564,16 +599,16 @@ class LedgerFollow(Machine[FollowState]):
     # Silence
 
     def _tick(self, now: float) -> list[Effect]:
-        due_s = self._heard_s + self._silence_s
-        if now < due_s:
-            return [TickAt(due_s)]
-        self._heard_s = now
+        silence = self._silence
+        if now < silence.ends_s:
+            return [TickAt(silence.ends_s)]
+        silence.heard_s = now
         effects: list[Effect] = [TickAt(now + _SILENCE_S)]
         # A caller that works is no silence of bookies; bookies that fail do answer.
-        if self.state is not _WAITING or self._is_asking or self._source.followed is None:
+        if self.state is not _WAITING or silence.is_asking or self._source.followed is None:
             return effects
-        self._silence_s = _SILENCE_S
-        self._is_asking = True
+        silence.interval_s = _SILENCE_S
+        silence.is_asking = True
         effects.append(AskMembers(self.metadata.last_ensemble.bookies))
         return effects + self._refresh() if self._is_fenced else effects
 
@@ -586,14 +621,14 @@ class LedgerFollow(Machine[FollowState]):
         # may never arrive.
         if by is None and any(last > best for _, held in answers for _, last in held.ranges):
             return [Call.READ_END]
-        self._is_asking = False
+        self._silence.is_asking = False
         return self._claimed(best, by)
 
     def _claimed(self, last_entry_id: int, by: BookieId | None) -> list[Effect]:
         """Use a higher LAC than the followed bookie sent; follow the bookie that knows it."""
         if self.is_closed or last_entry_id <= self._lac:
             return []
-        self._lac, self._lac_from = last_entry_id, by
+        self._lac, self._source.lac_from = last_entry_id, by
         members = self.metadata.last_ensemble.bookies
         if by not in members:
             return self._news()
@@ -630,7 +665,7 @@ class LedgerFollow(Machine[FollowState]):
                 # The watch fires again after a reconnection; until then the bookies go on.
                 return self._metadata_read()
             case Call.READ_END:
-                self._is_asking = False
+                self._silence.is_asking = False
                 return []
             case _:
                 assert_never(call)
@@ -640,8 +675,8 @@ class LedgerFollow(Machine[FollowState]):
         assert self._error is None or self.state in (_IDLE, _CHECKING)
         assert self.state is not _CHECKING or self._error is not None
         assert not (self._source.is_pausing and self._source.followed)
-        ids = [each.entry_id for each in self._pushed]
-        assert ids == sorted(set(ids))
+        self._coming.validate()
         assert not self.is_closed or self._source.followed is None
-        assert self.state is not _READING or self._next <= self._range_end
-        assert self.state is not _WAITING or (self._next > self._lac and not self.is_closed)
+        assert self.state is not _READING or self._coming.first <= self._coming.range_end
+        is_waiting = self._coming.first > self._lac and not self.is_closed
+        assert self.state is not _WAITING or is_waiting

@@ -738,17 +738,23 @@ class AddWindow:
 
 
 class Replacements:
-    """The members that failed, and the bookies that join in their place.
+    """The members of the last ensemble that failed, and the bookies that join in their place.
 
     Args:
+        members: the bookies of the last ensemble.
         search: which bookies may replace failed ones, and when to look again.
         rng: chooses among them.
         overload_patience_s: how long an overloaded bookie is asked again before it has failed.
     """
 
     def __init__(
-        self, search: ReplacementSearch, rng: random.Random, overload_patience_s: float
+        self,
+        members: Sequence[BookieId],
+        search: ReplacementSearch,
+        rng: random.Random,
+        overload_patience_s: float,
     ) -> None:
+        self.members = members
         self.failed: dict[int, BookieId] = {}
         """Members that failed, by position."""
         self.unfit: dict[BookieId, DLError] = {}
@@ -768,11 +774,11 @@ class Replacements:
         self.failed[position] = bookie
         self._reasons[bookie] = error
 
-    def choose(self, event: ChoiceDue, members: Sequence[BookieId], write_quorum_size: int) -> bool:
+    def choose(self, event: ChoiceDue, write_quorum_size: int) -> bool:
         """Choose bookies that join; return whether there is one."""
         self.joining = choose_replacements(
             [each for each in event.choice.candidates if each not in self.unfit],
-            ensemble=members,
+            ensemble=self.members,
             positions=sorted(self.failed),
             write_quorum_size=write_quorum_size,
             topology=event.topology,
@@ -780,9 +786,9 @@ class Replacements:
         )
         return bool(self.joining)
 
-    def changed(self, members: Sequence[BookieId]) -> tuple[BookieId, ...]:
+    def changed(self) -> tuple[BookieId, ...]:
         """Return the ensemble with the joining bookies in their positions."""
-        return tuple(self.joining.get(position, each) for position, each in enumerate(members))
+        return tuple(self.joining.get(position, each) for position, each in enumerate(self.members))
 
     def readmit(self, bookies: Collection[BookieId]) -> set[int]:
         """Take failed members back if they may return; return their positions."""
@@ -804,12 +810,15 @@ class Replacements:
         self._is_retry_due = False
         self.search.look_again()
 
-    def replaced(self, positions: Collection[int]) -> None:
-        """The change is stored: these positions have other bookies."""
+    def replaced(self, members: Sequence[BookieId]) -> set[int]:
+        """The change to these members is stored; return the positions that have other bookies."""
+        positions = {p for p, bookie in enumerate(members) if bookie != self.members[p]}
+        self.members = members
         self.search.replaced()
         self.give_up()
         for position in positions:
             self.failed.pop(position, None)
+        return positions
 
     def give_up(self) -> None:
         """Forget the bookies that were to join."""
@@ -982,7 +991,8 @@ class LedgerAppender(Machine[AppenderState]):
         followed = first_followed(metadata.ledger_id, metadata.quorum.ensemble_size)
         self.window = AddWindow(metadata, followed, last_add_confirmed)
         self._lac = LacPublication(last_add_confirmed, followed)
-        self._replacements = Replacements(search, rng, overload_patience_s)
+        members = metadata.last_ensemble.bookies
+        self._replacements = Replacements(members, search, rng, overload_patience_s)
         self._is_recovery = is_recovery
         self._outage = _Outage()
         self._closing: Signal | None = None  # CLOSE or PREPARE_CLOSE, until its caller is answered
@@ -1058,9 +1068,9 @@ class LedgerAppender(Machine[AppenderState]):
     def _send(self, add: Add) -> list[Effect]:
         """Send a new entry to its write set."""
         assert self.error is None
-        window, failed = self.window, self._replacements.failed
-        bookies = self.metadata.last_ensemble.bookies
-        effects = add.send(window.positions(add.entry_id), bookies, failed)
+        window, replacements = self.window, self._replacements
+        failed = replacements.failed
+        effects = add.send(window.positions(add.entry_id), replacements.members, failed)
         if self.state is _SHORT and not window.can_confirm(add, failed):
             effects += self._look()
         return effects
@@ -1133,7 +1143,7 @@ class LedgerAppender(Machine[AppenderState]):
         if self._is_recovery:
             return []
         window = self.window
-        lac, members = window.last_add_confirmed, self.metadata.last_ensemble.bookies
+        lac, members = window.last_add_confirmed, self._replacements.members
         # By position, for each confirmation comes here.
         effects = self._lac.handle(event, lac, members, lac == window.last_add_pushed)
         return effects if self.error is None else []
@@ -1151,10 +1161,11 @@ class LedgerAppender(Machine[AppenderState]):
         if self.state is not _LOOKING:
             return []
         self._outage.end()
-        stuck = self.window.first_stuck(self._replacements.failed)
-        choice = self._replacements.search.choose(
+        replacements = self._replacements
+        stuck = self.window.first_stuck(replacements.failed)
+        choice = replacements.search.choose(
             event.bookies,
-            members=self.metadata.last_ensemble.bookies,
+            members=replacements.members,
             stuck_entry=None if stuck is None else self.window.last_add_confirmed + 1,
             now=event.now,
         )
@@ -1165,9 +1176,8 @@ class LedgerAppender(Machine[AppenderState]):
         """Begin an ensemble change with bookies of the choice, or go on without one."""
         if self.state is not _LOOKING:
             return []
-        choice, metadata, replacements = event.choice, self.metadata, self._replacements
-        members, size = metadata.last_ensemble.bookies, metadata.quorum.write_quorum_size
-        if not replacements.choose(event, members, size):
+        choice, replacements = event.choice, self._replacements
+        if not replacements.choose(event, self.metadata.quorum.write_quorum_size):
             return self._go_on_without(choice.readmitted, may_wait=choice.may_wait, now=event.now)
         self._become(_COPYING)
         effects = [] if self._is_recovery else self.window.copy_to(replacements.joining)
@@ -1181,10 +1191,9 @@ class LedgerAppender(Machine[AppenderState]):
         effects: list[Effect] = []
         back = replacements.readmit(readmitted)
         if back:
-            bookies = self.metadata.last_ensemble.bookies
             for add in window.unconfirmed():
                 positions = [p for p in window.positions(add.entry_id) if p in back]
-                effects += add.send(positions, bookies, replacements.failed)
+                effects += add.send(positions, replacements.members, replacements.failed)
         stuck = self.window.first_stuck(self._replacements.failed)
         if stuck is not None and not may_wait:
             quorum = self.metadata.quorum
@@ -1207,8 +1216,7 @@ class LedgerAppender(Machine[AppenderState]):
         """Plan the change to the joining bookies, once they hold all entries that they need."""
         if self.state is not _COPYING or self.window.copies_left:
             return []
-        members = self.metadata.last_ensemble.bookies
-        return self._plan(self.metadata, self._replacements.changed(members))
+        return self._plan(self.metadata, self._replacements.changed())
 
     def _plan(self, base: LedgerMetadata, bookies: tuple[BookieId, ...]) -> list[Effect]:
         self._become(_CHANGING)
@@ -1282,7 +1290,7 @@ class LedgerAppender(Machine[AppenderState]):
 
     def _change_stored(self, metadata: LedgerMetadata) -> list[Effect]:
         """Use the stored ensemble: send to replaced positions, then confirm waiting entries."""
-        old, new = self.metadata.last_ensemble, metadata.last_ensemble
+        new = metadata.last_ensemble
         first = self.window.last_add_confirmed + 1
         if new.first_entry_id > first:
             return self._fail(
@@ -1294,8 +1302,7 @@ class LedgerAppender(Machine[AppenderState]):
         self._outage.end()
         self._become(_STEADY)
         self.metadata = metadata
-        changed = {p for p, bookie in enumerate(new.bookies) if bookie != old.bookies[p]}
-        self._replacements.replaced(changed)
+        changed = self._replacements.replaced(new.bookies)
         effects = self.window.move(changed, new.bookies, self._replacements.failed)
         effects += self._confirm()
         effects += self._go_on_closing()
@@ -1364,6 +1371,7 @@ class LedgerAppender(Machine[AppenderState]):
         """Assert all that holds between two events; tests call it after each."""
         state, window, replacements = self.state, self.window, self._replacements
         window.validate()
+        assert state is _CLOSED or replacements.members == self.metadata.last_ensemble.bookies
         assert (replacements.planned is not None) == (state is _CHANGING)
         assert bool(replacements.joining) == (state in (_COPYING, _CHANGING))
         assert bool(window.copies_left) == (state is _COPYING)

@@ -19,7 +19,6 @@ from dlcore.base.errors import (
     LedgerClosedError,
     NotEnoughBookiesError,
 )
-from dlcore.base.statistics import WriteStatistics
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import ReplacementSearch
 from dlcore.ledger.writing.appender import (
@@ -58,12 +57,86 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from dlcore.base.ids import BookieId
+    from dlcore.base.metrics import Durations
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.metadata.port import Op
-
+    from dlcore.wire.port import OnAnswer
 
 logger = logging.getLogger(__name__)
+
+
+class _Callers:
+    """The callers of entries, in entry order; `on_answered` is called soon after some answers."""
+
+    def __init__(self, times: Durations, on_answered: Callable[[], None]) -> None:
+        self._times = times
+        self._on_answered = on_answered
+        self._calls: deque[OnAnswer] = deque()
+        self._begun_s: deque[float] = deque()  # when each called
+        self._is_due = False  # `on_answered` is called soon
+
+    def add(self, on_answer: OnAnswer) -> None:
+        """Add the caller of the next entry."""
+        self._calls.append(on_answer)
+        self._begun_s.append(steady_s())
+
+    def confirm(self, count: int) -> None:
+        """Answer the first ones, whose entries are confirmed."""
+        now_s, note = steady_s(), self._times.note
+        for _ in range(count):
+            note(now_s - self._begun_s.popleft())
+            self._calls.popleft()(None)
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._say)
+
+    def fail(self, error: DLError) -> None:
+        """Answer all of them, whose entries failed."""
+        while self._calls:
+            self._calls.popleft()(error)
+
+    def _say(self) -> None:
+        self._is_due = False
+        self._on_answered()
+
+
+class _Waiters:
+    """The callers that wait for the machine: for a condition, or for the answer to a close."""
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Future[None]] = []
+        self._close: asyncio.Future[None] | None = None
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        """Return once `predicate` holds; it is checked again after every event."""
+        while not predicate():
+            waiter = asyncio.get_running_loop().create_future()
+            self.waiting.append(waiter)
+            await waiter
+
+    def wake(self) -> None:
+        """Let each check its condition again."""
+        waiting, self.waiting = self.waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def closed(self, ask: Callable[[], None]) -> None:
+        """Ask for a close, and return once it is answered; one caller at a time."""
+        self._close = asyncio.get_running_loop().create_future()
+        ask()
+        await self._close
+
+    def answer_close(self, error: DLError | None) -> None:
+        """Answer the close."""
+        assert self._close is not None
+        if self._close.done():
+            return  # its caller was cancelled
+        if error is None:
+            self._close.set_result(None)
+        else:
+            self._close.set_exception(copy_of(error))
 
 
 class AppenderDriver:
@@ -94,29 +167,26 @@ class AppenderDriver:
             last_add_confirmed=last_add_confirmed,
             is_recovery=recover is None,
         )
-        self.ledger_id = versioned.metadata.ledger_id
+        self.waiters = _Waiters()
+        self.share = Share(context.in_flight, self.waiters.wake)
         self._context = context
         self._recover = recover
         self._loop = asyncio.get_running_loop()
         self._tasks = BackgroundTasks(self._on_defect)
         self._timers: dict[object, asyncio.TimerHandle] = {}
-        self._callers: deque[Callable[[DLError | None], None]] = deque()  # in entry order
-        self._begun_s: deque[float] = deque()  # when each of them called
-        self._answered: asyncio.Handle | None = None  # says that callers were answered
-        self._close: asyncio.Future[None] | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._callers = _Callers(context.append_times, self._on_answered)
         self._is_closed = False
-        self.share = Share(context.in_flight, self._notify)
 
-    def append(
-        self, event: Append | AppendRecovered, on_answer: Callable[[DLError | None], None]
-    ) -> None:
+    @property
+    def _ledger_id(self) -> int:
+        return self.appender.metadata.ledger_id
+
+    def append(self, event: Append | AppendRecovered, on_answer: OnAnswer) -> None:
         """Append an entry; `on_answer` is called in entry order with the error, None for success.
 
         It is called from the event loop, never from inside a call into the machine.
         """
-        self._callers.append(on_answer)
-        self._begun_s.append(steady_s())
+        self._callers.add(on_answer)
         self.handle(event)
 
     def handle(self, event: Event) -> None:
@@ -125,25 +195,16 @@ class AppenderDriver:
         if self._recover is not None:  # a recovery has its own bounds
             window = self.appender.window
             self.share.changed(size_bytes=window.pending_bytes, entry_count=window.pending_count)
-        if self._waiters:
-            self._notify()
+        if self.waiters.waiting:
+            self.waiters.wake()
 
     async def close(self, signal: Signal) -> None:
-        """Say CLOSE or PREPARE_CLOSE, and return once it is answered; one caller at a time.
+        """Say CLOSE or PREPARE_CLOSE, and return once it is answered.
 
         Raises:
             The error of the answer.
         """
-        self._close = self._loop.create_future()
-        self.handle(signal)
-        await self._close
-
-    async def wait_until(self, predicate: Callable[[], bool]) -> None:
-        """Return once `predicate` holds; it is checked again after every event."""
-        while not predicate():
-            waiter = self._loop.create_future()
-            self._waiters.append(waiter)
-            await waiter
+        await self.waiters.closed(partial(self.handle, signal))
 
     async def aclose(self) -> None:
         """Stop everything; answers to pending requests are ignored.  Idempotent."""
@@ -152,13 +213,7 @@ class AppenderDriver:
             timer.cancel()
         self._timers.clear()
         await self._tasks.aclose()
-        self._notify()
-
-    def _notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self.waiters.wake()
 
     def _perform(self, effects: Sequence[Effect]) -> None:  # noqa: C901 - one case for each kind
         for effect in effects:
@@ -169,15 +224,10 @@ class AppenderDriver:
                         answered = partial(self._on_add, entry_id, position, bookie)
                         send(bookie, frame, answered, is_recovery=is_recovery)
                 case CompleteAdds(first_entry_id, last_entry_id):
-                    now_s, note = steady_s(), self._context.append_times.note
-                    for _ in range(first_entry_id, last_entry_id + 1):
-                        note(now_s - self._begun_s.popleft())
-                        self._callers.popleft()(None)
-                    if self._answered is None:
-                        self._answered = self._loop.call_soon(self._on_answered)
+                    self._callers.confirm(last_entry_id + 1 - first_entry_id)
                 case SendLac(bookie, lac):
                     self._context.bookies.write_lac(
-                        bookie, ledger_id=self.ledger_id, last_add_confirmed=lac
+                        bookie, ledger_id=self._ledger_id, last_add_confirmed=lac
                     ).add_done_callback(partial(self._on_lac, bookie, lac))
                 case After(after_s, event):
                     self._feed_later(after_s, event)
@@ -185,24 +235,23 @@ class AppenderDriver:
                     self._note_failure(effect)
                 case GoOnWithout(failed, after_s):
                     names = ",".join(map(str, sorted(failed)))
-                    logger.info("going on without ledger=%d bookies=%s", self.ledger_id, names)
+                    logger.info("going on without ledger=%d bookies=%s", self._ledger_id, names)
                     self._feed_later(after_s, Signal.RETRY_DUE)
                 case Call() | StoreMetadata():
                     self._tasks.start(self._call(effect))
                 case FailAdds(error):
                     lac = self.appender.window.last_add_confirmed
-                    logger.info("writer ended ledger=%d lac=%d: %s", self.ledger_id, lac, error)
-                    while self._callers:
-                        self._callers.popleft()(error)
+                    logger.info("writer ended ledger=%d lac=%d: %s", self._ledger_id, lac, error)
+                    self._callers.fail(error)
                 case CloseEnded(error):
-                    self._answer_close(error)
+                    self.waiters.answer_close(error)
                 case _:
                     assert_never(effect)
 
     def _note_failure(self, failure: NoteFailure) -> None:
         entry_id, bookie, error = failure.entry_id, failure.bookie, failure.error
         logger.info(
-            "add failed ledger=%d entry=%d bookie=%s: %s", self.ledger_id, entry_id, bookie, error
+            "add failed ledger=%d entry=%d bookie=%s: %s", self._ledger_id, entry_id, bookie, error
         )
         if failure.is_refusal:
             self._context.placer.health.adds.note_refusal(bookie, self._loop.time())
@@ -230,7 +279,6 @@ class AppenderDriver:
         self.handle(event)
 
     def _on_answered(self) -> None:
-        self._answered = None
         if not self._is_closed:
             self.handle(Signal.CALLERS_ANSWERED)
 
@@ -250,15 +298,6 @@ class AppenderDriver:
         if not self._is_closed:
             self.handle(LacAccepted(bookie, lac) if error is None else LacFailed(bookie, error))
 
-    def _answer_close(self, error: DLError | None) -> None:
-        assert self._close is not None
-        if self._close.done():
-            return  # its caller was cancelled
-        if error is None:
-            self._close.set_result(None)
-        else:
-            self._close.set_exception(copy_of(error))
-
     async def _call(self, call: Call | StoreMetadata) -> None:
         try:
             event: Event = await self._answer_of(call)
@@ -272,10 +311,10 @@ class AppenderDriver:
             case StoreMetadata(metadata, version):
                 if metadata.state is LedgerState.OPEN:
                     ensemble = metadata.last_ensemble
-                    logger.info("ensemble change ledger=%d %s", self.ledger_id, ensemble)
+                    logger.info("ensemble change ledger=%d %s", self._ledger_id, ensemble)
                 return MetadataStored(metadata, await store.write(metadata, version=version))
             case Call.READ_METADATA:
-                stored = await store.read(self.ledger_id)
+                stored = await store.read(self._ledger_id)
                 return MetadataRead(stored.metadata, stored.version)
             case Call.LIST_BOOKIES:
                 placer = self._context.placer
@@ -283,7 +322,7 @@ class AppenderDriver:
                 return BookiesListed(listed, placer.topology(), self._loop.time())
             case Call.RECOVER_LEDGER:
                 assert self._recover is not None
-                return LedgerClosed(await self._recover(self.ledger_id))
+                return LedgerClosed(await self._recover(self._ledger_id))
             case _:
                 assert_never(call)
 
@@ -392,9 +431,7 @@ class LedgerWriter:
         self.submit(body, partial(_answer, future, self.last_add_pushed + 1))
         return future
 
-    def submit(
-        self, body: Sequence[BytesLike], on_answer: Callable[[DLError | None], None]
-    ) -> None:
+    def submit(self, body: Sequence[BytesLike], on_answer: OnAnswer) -> None:
         """Append one entry, as `append` does; `on_answer` gets the error, None for success.
 
         It is called from the event loop, in entry order.  Entries appended from the callback carry
@@ -427,7 +464,7 @@ class LedgerWriter:
         """
         if not self._has_capacity():
             try:
-                await self._driver.wait_until(lambda: self._has_capacity() or self._is_over)
+                await self._driver.waiters.until(lambda: self._has_capacity() or self._is_over)
             finally:
                 self._driver.share.leave()
         self._raise_if_failed()
@@ -438,7 +475,7 @@ class LedgerWriter:
     async def flush(self) -> None:
         """Return once all entries appended so far are acknowledged."""
         target = self._appender.window.last_add_pushed
-        await self._driver.wait_until(
+        await self._driver.waiters.until(
             lambda: self._appender.window.last_add_confirmed >= target or self._is_over
         )
         if self._appender.window.last_add_confirmed < target:
@@ -464,7 +501,7 @@ class LedgerWriter:
         self._driver.handle(Signal.PUBLISH_LAC)
         try:
             async with asyncio.timeout(self._context.config.add_timeout_s):
-                await self._driver.wait_until(
+                await self._driver.waiters.until(
                     lambda: self._appender.is_published(lac) or self._is_over
                 )
         except TimeoutError as error:
@@ -559,37 +596,3 @@ def _answer(future: asyncio.Future[int], entry_id: int, error: DLError | None) -
     future.set_exception(copy_of(error))
     # Mark it as retrieved: a caller that only flushes gets the failure there.
     future.exception()
-
-
-class OpenWriters:
-    """The open writers of a client, and what those that ended have written."""
-
-    def __init__(self) -> None:
-        self.open: set[LedgerWriter] = set()
-        self._entries = self._bytes = 0  # of those that ended
-
-    def add(self, writer: LedgerWriter) -> None:
-        """Add a new one."""
-        self.open.add(writer)
-
-    def ended(self, writer: LedgerWriter) -> None:
-        """Count what a writer has written, once."""
-        if writer in self.open:
-            self.open.discard(writer)
-            self._entries += writer.last_add_confirmed + 1
-            self._bytes += writer.confirmed_bytes
-
-    def statistics(self) -> WriteStatistics:
-        """Return counts of the entries and bytes that were written until now."""
-        writers = list(self.open)  # a copy: a collector may ask in another thread
-        return WriteStatistics(
-            open_ledgers=len(writers),
-            pending_bytes=sum(each.pending_bytes for each in writers),
-            entries=self._entries + sum(each.last_add_confirmed + 1 for each in writers),
-            size_bytes=self._bytes + sum(each.confirmed_bytes for each in writers),
-        )
-
-    async def aclose(self) -> None:
-        """Abandon those that are open."""
-        for writer in list(self.open):
-            await writer.abandon()

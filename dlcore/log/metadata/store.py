@@ -136,6 +136,40 @@ async def _read_many(store: MetadataStore, paths: Sequence[str]) -> Sequence[Ver
     return await persistently(lambda: store.get_many(paths, fresh=True))
 
 
+class WriterLocks:
+    """The locks that writers have on the logs of one namespace, as others see them."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        self._store = store
+        self._paths = paths
+
+    async def holder_of(self, log: LogKey) -> LockHolder | None:
+        """Return the holder of a log's lock; None if it is free."""
+        path = self._paths.log_of(log.log_id).lock
+        node = await persistently(lambda: self._store.get(path, fresh=True))
+        return None if node is None else decode(LockHolder, node.value, source=path)
+
+    async def break_one(self, log: LogKey, owner: str) -> bool:
+        """Delete the writer lock of `owner`, a process that is gone; return whether it was deleted.
+
+        A lock of this session is not deleted.  The lock only keeps writers from disturbing each
+        other; safety does not depend on it: a writer without the lock is fenced by the next
+        writer's recovery.  This also holds for a writer that takes the lock between the read and
+        the deletion.  For its sake a deletion without an answer is not repeated.
+        """
+        path = self._paths.log_of(log.log_id).lock
+        node = await persistently(lambda: self._store.get(path, fresh=True))
+        if node is None or node.session == self._store.session_token:
+            return False
+        if decode(LockHolder, node.value, source=path).owner != owner:
+            return False
+        try:
+            await self._store.delete(path, version=node.version)
+        except (NoNodeError, MetadataVersionError, *UNANSWERED):
+            return False  # it is gone, another's, or the outcome is unknown
+        return True
+
+
 class LogStore:
     """The logs of one namespace, in the metadata store."""
 
@@ -143,6 +177,7 @@ class LogStore:
         self._store = store
         self._paths = paths
         self._targets = TargetLookup(paths, partial(_read_many, store))
+        self.locks = WriterLocks(store, paths)
 
     @property
     def metadata_store(self) -> MetadataStore:
@@ -383,32 +418,6 @@ class LogStore:
             f"log {log.name!r}: its schema could not be changed: each attempt had a conflict, or "
             "got no answer"
         )
-
-    async def read_lock(self, log: LogKey) -> LockHolder | None:
-        """Return the holder of the writer lock; None if it is free."""
-        path = self.paths_of(log).lock
-        node = await persistently(lambda: self._store.get(path, fresh=True))
-        return None if node is None else decode(LockHolder, node.value, source=path)
-
-    async def break_lock(self, log: LogKey, owner: str) -> bool:
-        """Delete the writer lock of `owner`, a process that is gone; return whether it was deleted.
-
-        A lock of this session is not deleted.  The lock only keeps writers from disturbing each
-        other; safety does not depend on it: a writer without the lock is fenced by the next
-        writer's recovery.  This also holds for a writer that takes the lock between the read and
-        the deletion.  For its sake a deletion without an answer is not repeated.
-        """
-        path = self.paths_of(log).lock
-        node = await persistently(lambda: self._store.get(path, fresh=True))
-        if node is None or node.session == self._store.session_token:
-            return False
-        if decode(LockHolder, node.value, source=path).owner != owner:
-            return False
-        try:
-            await self._store.delete(path, version=node.version)
-        except (NoNodeError, MetadataVersionError, *UNANSWERED):
-            return False  # it is gone, another's, or the outcome is unknown
-        return True
 
     async def apply(self, change: Change) -> VersionedHead:
         """Apply a planned change; return the head after it.

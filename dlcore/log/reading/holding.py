@@ -27,7 +27,7 @@ effect.  A call that ends early, by a cancellation, is given up with `GIVEN_UP`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
 import msgspec
@@ -299,6 +299,17 @@ Effect: TypeAlias = Work | Ended[Mark | None]
 """The outcome is the new mark for `Move`, else None."""
 
 
+@dataclass(slots=True)
+class _Running:
+    """The job under way: how long it waits for another reader's lock, and what it tried."""
+
+    job: Job
+    wait: Wait = field(default_factory=lambda: Wait(0.0))
+    timeout_s: float = 0.0
+    tries: int = 0
+    """How often it tried to store the position."""
+
+
 class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
     """One subscription, as seen by one client.
 
@@ -321,10 +332,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
         self._name = f"log {log!r}: "
         self._subscriber = subscriber
         self._client_id = client_id
-        self._job: Job = Remove()
-        self._wait = Wait(0.0)
-        self._timeout_s = 0.0
-        self._tries = 0  # to store the position
+        self._running = _Running(Remove())
 
     def handle(self, event: Event) -> Effect | None:
         """Take one event; None: nothing is to be done."""
@@ -353,7 +361,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
             case Signal.LOCKED:
                 return self._locked()
             case Signal.PAUSE_OVER:
-                return self._read() if isinstance(self._job, Move) else self._put()
+                return self._read() if isinstance(self._running.job, Move) else self._put()
             case Signal.REMOVED:
                 self.is_locked = False
                 return self._end(None)
@@ -380,21 +388,21 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
         return Ended(outcome)
 
     def _begin(self, job: Job) -> Effect:
-        self._job, self._tries = job, 0
+        running = self._running = _Running(job)
         match job:
             case Take(timeout_s, now) | Move(timeout_s=timeout_s, now=now, mark=None):
-                self._timeout_s, self._wait = timeout_s, Wait(now)
+                running.timeout_s, running.wait = timeout_s, Wait(now)
                 self._become(HoldState.MAKING)
                 return Call.READ
             case Relock(now):
-                self._timeout_s, self._wait = 0.0, Wait(now)
+                running.wait = Wait(now)
                 return self._lock()
             case Move(_, token, mark, timeout_s, now):
-                self._timeout_s, self._wait = timeout_s, Wait(now)
+                running.timeout_s, running.wait = timeout_s, Wait(now)
                 # An owner stays it without the lock: that of another reader would have a new token.
                 return self._read() if mark is not None and mark.token == token else self._lock()
             case Forget(_, now):
-                self._timeout_s, self._wait = 0.0, Wait(now)
+                running.wait = Wait(now)
                 return self._read()
             case CommitPosition():
                 return self._put()
@@ -430,13 +438,14 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
             f"{self._name}another reader has subscriber {self._subscriber!r}: "
             f"{holder.described(self._client_id)}"
         )
-        left_s = self._wait.begun_s + self._timeout_s - now
+        wait = self._running.wait
+        left_s = wait.begun_s + self._running.timeout_s - now
         if left_s <= 0:
             return self._end(OwnershipAcquireFailedError(text, owner=holder.owner))
-        is_due = self._wait.is_due(now)
+        is_due = wait.is_due(now)
         self._become(HoldState.WAITING)
         report = f"{text}; waiting for {left_s:.0f} s more" if is_due else None
-        return AwaitLock(min(left_s, self._wait.due_s - now), report)
+        return AwaitLock(min(left_s, wait.due_s - now), report)
 
     def _locked(self) -> Effect:
         self.is_locked = True
@@ -453,12 +462,13 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
             return Call.COUNT if node.stored is None else self._lock()
         if self.state is HoldState.CHECKING:
             return self._checked(node)
-        match self._job:
+        match self._running.job:
             case Take():
                 # The lock alone does not stop an owner that lost its session and does not know it.
                 if node.stored is None:
                     return self._end(self._moved())
-                self.position, self._version, self._tries = node.stored.dlsn, node.version, 0
+                self.position, self._version = node.stored.dlsn, node.version
+                self._running.tries = 0
                 return self._put()
             case Move() as move:
                 return self._compare(move, node)
@@ -498,11 +508,13 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
     # The position
 
     def _wanted(self) -> DLSN:
-        return self._job.position if isinstance(self._job, CommitPosition) else self.position
+        job = self._running.job
+        return job.position if isinstance(job, CommitPosition) else self.position
 
     def _put(self) -> Effect:
-        self._tries += 1
-        if self._tries > TRIES_MAX:
+        running, job = self._running, self._running.job
+        running.tries += 1
+        if running.tries > TRIES_MAX:
             return self._end(
                 MetadataConnectionError(
                     f"{self._name}the metadata store did not answer to the position of subscriber "
@@ -510,14 +522,15 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
                 )
             )
         self._become(HoldState.STORING)
-        if isinstance(self._job, Move):
-            mark = self._job.mark or _MADE
-            return Put(self._job.position, self._job.token, mark.version)
+        if isinstance(job, Move):
+            mark = job.mark or _MADE
+            return Put(job.position, job.token, mark.version)
         return Put(self._wanted(), self.token, self._version)
 
     def _stored(self, version: int) -> Effect:
-        if isinstance(self._job, Move):
-            return self._end(Mark(version, self._job.token))
+        job = self._running.job
+        if isinstance(job, Move):
+            return self._end(Mark(version, job.token))
         self.position, self._version = self._wanted(), version
         return self._end(None)
 
@@ -527,7 +540,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
             return self._pause()  # the store did not apply this attempt
         if not self._take_up(node):
             # The owner that is replaced moved it in between.
-            return self._read() if isinstance(self._job, Take) else self._end(self._moved())
+            return self._read() if isinstance(self._running.job, Take) else self._end(self._moved())
         return self._end(None) if self.position == wanted else self._put()
 
     def _pause(self) -> Effect:
@@ -544,7 +557,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
         is_open = is_unanswered or isinstance(error, (MetadataVersionError, NoNodeError))
         if self.state is not HoldState.STORING or not is_open:
             return self._end(error)
-        if isinstance(self._job, Move):
+        if isinstance(self._running.job, Move):
             return self._pause() if is_unanswered else self._read()
         self._become(HoldState.CHECKING)
         return Call.READ
@@ -562,8 +575,8 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
         if state in (_S.FREE, _S.MAKING, _S.LOCKING, _S.LOOKING, _S.WAITING):
             assert not self.is_locked
         if state in (_S.STORING, _S.CHECKING):
-            assert 0 < self._tries <= TRIES_MAX
-        assert state is not _S.CHECKING or not isinstance(self._job, Move)
+            assert 0 < self._running.tries <= TRIES_MAX
+        assert state is not _S.CHECKING or not isinstance(self._running.job, Move)
 
 
 def seen_in(node: NodeRead) -> Seen | None:

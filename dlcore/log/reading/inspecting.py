@@ -27,7 +27,7 @@ async def take_status(context: LogContext, log: LogMetadata, snapshot: LogSnapsh
     ledger_ids = sorted({e.ledger_id for s in snapshot.segments for e in s.extents})
     at, holder, last, under_replicated = await asyncio.gather(
         context.logs.read(log),
-        context.logs.read_lock(log),
+        context.logs.locks.holder_of(log),
         finder.last_dlsn(),
         _count_under_replicated(context, ledger_ids),
     )

@@ -192,7 +192,7 @@ class DirectReader(AsyncLogReader):
                 rows = self._decode_unbroken(entry)
                 if rows is not None:
                     self._rows.append(rows)
-                self._position = entry.place.end
+                self._position = entry.end
                 if rows is not None:
                     return rows
                 continue

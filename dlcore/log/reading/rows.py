@@ -1,4 +1,4 @@
-"""Rows of one entry on their way to a reader's caller, in order, as records or as a batch."""
+"""Rows on their way to a reader's caller, in order, as records or as a batch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlcore.base.errors import SchemaMismatchError
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
-from dlcore.log.reading.taking import no_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -177,3 +177,36 @@ class TypedEntryRows(EntryRows):
             SchemaMismatchError: read the log by batches.
         """
         raise no_records()
+
+
+def take_records(rows: deque[Rows], count: int) -> list[LogRecordWithDLSN]:
+    """Take up to `count` records from the first rows; nothing is taken before all are decoded.
+
+    Therefore a caller that is interrupted meanwhile, by a signal, gets them with the next call.
+    """
+    records: list[LogRecordWithDLSN] = []
+    for each in rows:
+        if len(records) == count:
+            break
+        records += each.peek_records(count - len(records))
+    left = len(records)
+    while left:
+        taken = min(left, rows[0].rows_left)
+        rows[0].skip(taken)
+        left -= taken
+        drop_taken(rows)
+    return records
+
+
+def drop_taken(rows: deque[Rows]) -> None:
+    """Remove the first rows that have none left."""
+    while rows and not rows[0].rows_left:
+        rows.popleft()
+
+
+def no_records() -> SchemaMismatchError:
+    """Return the error for a caller that wants records of a typed log."""
+    return SchemaMismatchError(
+        "the log is typed, it has rows and no records of bytes: use read_batch() or batches() of "
+        "a reader, or read() of the log, which returns tables and frames"
+    )

@@ -17,7 +17,7 @@ from dlcore.base.closing import AsyncClosing
 from dlcore.base.config import require_count, require_kind
 from dlcore.base.errors import ConfigurationError, DLError, EndOfStreamError
 from dlcore.base.ids import DLSN
-from dlcore.log.reading.taking import drop_taken, no_records, take_records
+from dlcore.log.reading.rows import drop_taken, no_records, take_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

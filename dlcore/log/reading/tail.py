@@ -175,6 +175,8 @@ class FetchedEntry:
     """An entry on its way to the reader's caller; rows before `first_slot` are left out."""
 
     place: EntryPlace
+    end: DLSN
+    """The position after it."""
     first_slot: int
     assigned_txid: int | None
     header: EntryHeader
@@ -438,6 +440,76 @@ class _Wait:
         )
 
 
+class EntryBuffer:
+    """The entries for the caller, and the fetched ones that wait for room.
+
+    It has more bytes than its bound by one entry at most: an entry larger than the bound must pass,
+    too.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.entries: deque[FetchedEntry] = deque()
+        self.size_bytes = 0
+        """Bytes of these entries."""
+        self.waiting: deque[EntryFrame] = deque()
+        """Fetched ones that wait for room."""
+        self._bytes_max = bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no entry now."""
+        return self.size_bytes > self._bytes_max
+
+    def add(self, entry: FetchedEntry) -> None:
+        """Keep an entry for the caller."""
+        self.entries.append(entry)
+        self.size_bytes += entry.body.nbytes
+
+    def take(self) -> FetchedEntry | None:
+        """Take the first entry, if there is one; then say ROOM to the machine if any wait.
+
+        It has no effect by itself, so no event is made of it: a caller takes very many.
+        """
+        if not self.entries:
+            return None
+        entry = self.entries.popleft()
+        self.size_bytes -= entry.body.nbytes
+        return entry
+
+    def clear(self) -> None:
+        """Drop the entries for the caller."""
+        self.entries.clear()
+        self.size_bytes = 0
+
+    def validate(self) -> None:
+        """Assert all that holds between two events."""
+        assert self.size_bytes == sum(each.body.nbytes for each in self.entries)
+
+
+class SegmentList:
+    """The segment list as it was read last, and whether it is read again."""
+
+    def __init__(self, state: LogState) -> None:
+        self.state = state
+        self.is_learning = False
+        """Whether it is being read."""
+        self.is_stale = False
+        """Whether it may have changed since a read began."""
+
+    def learn(self, position: DLSN) -> list[Effect]:
+        """Read it from this position on, unless it is being read."""
+        if self.is_learning:
+            return []
+        # Cleared before the list is read, so that no change meanwhile is missed.
+        self.is_learning, self.is_stale = True, False
+        return [ReadState(position.lssn)]
+
+    def learnt(self, state: LogState) -> None:
+        """Note what was read."""
+        self.is_learning = False
+        self.state = state
+
+
 class LogTail(Machine[TailState]):
     """Reads one log's entries from the position of `cursor` on, for one caller.
 
@@ -454,56 +526,34 @@ class LogTail(Machine[TailState]):
         self, segments: LogState, cursor: ReadCursor, config: LogConfig, *, skips_broken: bool
     ) -> None:
         self.state = _LEARNING
-        self.segments = segments
+        self.segments = SegmentList(segments)
         self.cursor = cursor
-        self.entries: deque[FetchedEntry] = deque()
-        """Buffered entries; the caller takes them by `take`."""
-        self.buffered_bytes = 0
+        self.buffer = EntryBuffer(config.read_ahead_bytes)
         self.error: DLError | None = None
         """The error after the buffered entries."""
-        self._ahead_bytes = config.read_ahead_bytes
         self._skips_broken = skips_broken
         self._step: ReadExtent | FollowExtent | None = None
         self._opened: ReadExtent | None = None  # before its turn
-        self._rest: deque[EntryFrame] = deque()  # fetched, and waiting for room
-        self._is_learning = False  # `StateRead` comes
-        self._is_stale = False  # the segment list may have changed since it was read
         self._lost: tuple[DLError, int] | None = None  # and the version of the segment list
         self._wait = _Wait(segments.name, config)
 
-    def take(self) -> FetchedEntry | None:
-        """Take the first buffered entry, if there is one; then say ROOM if `lacks_room`.
-
-        It has no effect by itself, so no event is made of it: a caller takes very many.
-        """
-        if not self.entries:
-            return None
-        entry = self.entries.popleft()
-        self.buffered_bytes -= entry.body.nbytes
-        return entry
-
-    @property
-    def lacks_room(self) -> bool:
-        """Whether fetched entries wait for room in the buffer."""
-        return bool(self._rest)
-
     def has_room(self, step: FollowExtent) -> bool:
         """Return whether an entry of `step` may come as `Pushed` now."""
-        is_next = self._step is step and self.state is _FOLLOWING and not self._rest
-        return is_next and self.buffered_bytes <= self._ahead_bytes
+        is_next = self._step is step and self.state is _FOLLOWING and not self.buffer.waiting
+        return is_next and not self.buffer.is_full
 
     @property
     def has_more(self) -> bool:
         """Whether there is more to read by what is known, unless it is truncated right now."""
         # On a copy: planning may move the cursor, which only the machine's own plan may do.
-        return isinstance(self.cursor.copy().plan(self.segments), ReadExtent)
+        return isinstance(self.cursor.copy().plan(self.segments.state), ReadExtent)
 
     def more_in(self, state: LogState) -> bool | FollowExtent:
         """Return whether `state` has a record that was not taken; an extent: its LAC decides.
 
         Raises: as `ReadCursor.plan`.
         """
-        if self.entries or self.state in (_ENDED, _FAILED, _CLOSED):
+        if self.buffer.entries or self.state in (_ENDED, _FAILED, _CLOSED):
             return True
         step = self.cursor.copy().plan(state)
         match step:
@@ -525,7 +575,7 @@ class LogTail(Machine[TailState]):
                 return self._deliver(event.frame)
             case Waits():
                 self._wait.begin(event.now)
-                if self.entries or self.state in (_ENDED, _FAILED):
+                if self.buffer.entries or self.state in (_ENDED, _FAILED):
                     return self._wait.end()
                 self._wait.heard(event.heard_s)
                 return self._judge_wait(event.now)
@@ -543,7 +593,7 @@ class LogTail(Machine[TailState]):
                 self._wait.is_on = False
                 return []
             case Signal.CLOSE:
-                self._clear()
+                self.buffer.clear()
                 return [*self._end(_CLOSED), *self._wait.end()]
             case Alarm(now, heard_s):
                 self._wait.alarmed()
@@ -565,7 +615,7 @@ class LogTail(Machine[TailState]):
                 return self._fail(error)
             case Rejected(error):
                 # Buffered entries follow the rejected one: delivered, they would leave a gap.
-                self._clear()
+                self.buffer.clear()
                 return self._fail(error)
             case _:
                 assert_never(event)
@@ -576,7 +626,7 @@ class LogTail(Machine[TailState]):
         """Begin what the cursor says is next."""
         self._step = None
         try:
-            step = self.cursor.plan(self.segments)
+            step = self.cursor.plan(self.segments.state)
         except DLError as error:
             return self._fail(error)
         effects: list[Effect] = []
@@ -594,14 +644,14 @@ class LogTail(Machine[TailState]):
                 self._step = step
                 # The extent may have ended while an earlier one was read, or the list was: no
                 # other change need come, and its ledger brings no entry any more.
-                return [*effects, Follow(step), *(self._learn() if self._is_stale else [])]
+                return [*effects, Follow(step), *(self._learn() if self.segments.is_stale else [])]
             case LearnSegments():
                 self._become(_LEARNING)
                 return [*effects, *self._learn()]
             case WaitForChange():
                 self._become(_CAUGHT_UP)
                 effects += self._wait.end()
-                if not (self._is_stale or self._is_learning):
+                if not (self.segments.is_stale or self.segments.is_learning):
                     return effects
                 self._become(_LEARNING)
                 return [*effects, *self._learn()]
@@ -614,7 +664,7 @@ class LogTail(Machine[TailState]):
         """Give the step up, with its entries that were not buffered."""
         is_active = self._step is not None and self.state is not _LEAVING
         self._step = self._wait.heard_s = None
-        self._rest.clear()
+        self.buffer.waiting.clear()
         return [Control.STOP] if is_active else []
 
     def _drop(self) -> list[Effect]:
@@ -641,7 +691,7 @@ class LogTail(Machine[TailState]):
         effects: list[Effect] = []
         if isinstance(self._step, ReadExtent) and self._opened is None:
             effects = self._open_next(self._step, frames[-1].entry_id)
-        self._rest.extend(frames)
+        self.buffer.waiting.extend(frames)
         return [*effects, *self._fill()]
 
     def _open_next(self, step: ReadExtent, fetched_entry_id: int) -> list[Effect]:
@@ -653,7 +703,7 @@ class LogTail(Machine[TailState]):
         if entry_bytes * (step.last_entry_id - fetched_entry_id) > _OPENED_AHEAD_BYTES:
             return []
         try:
-            following = self.cursor.plan_after(step, self.segments)
+            following = self.cursor.plan_after(step, self.segments.state)
         except DLError:
             return []  # its own turn raises it
         if not isinstance(following, ReadExtent):
@@ -664,12 +714,11 @@ class LogTail(Machine[TailState]):
     def _fill(self) -> list[Effect]:
         """Buffer fetched entries while there is room, and then let the stream go on."""
         effects: list[Effect] = []
-        rest = self._rest
-        while rest:
-            # Above the bound by one entry at most: an entry larger than it must pass as well.
-            if self.buffered_bytes > self._ahead_bytes:
+        buffer, waiting = self.buffer, self.buffer.waiting
+        while waiting:
+            if buffer.is_full:
                 return effects
-            effects += self._deliver(rest.popleft())
+            effects += self._deliver(waiting.popleft())
             if self.error is not None:
                 return effects
         effects.append(Control.GO_ON)
@@ -702,13 +751,13 @@ class LogTail(Machine[TailState]):
         )
         entry = FetchedEntry(
             place=place,
+            end=cursor.position,
             first_slot=first_slot,
             assigned_txid=extent.assigned_txid,
             header=header,
             body=frame.body,
         )
-        self.entries.append(entry)
-        self.buffered_bytes += frame.body.nbytes
+        self.buffer.add(entry)
         wait = self._wait
         wait.idle.received()
         return wait.end() if wait.is_on else []
@@ -720,10 +769,6 @@ class LogTail(Machine[TailState]):
         position = self.cursor.position
         self.cursor.skip(step)
         return [Skipped(position.lssn, position.entry_id, error)]
-
-    def _clear(self) -> None:
-        self.entries.clear()
-        self.buffered_bytes = 0
 
     def _stream_ended(self) -> list[Effect]:
         if self.state is _READING:
@@ -744,37 +789,32 @@ class LogTail(Machine[TailState]):
         if not isinstance(error, LedgerReadError | LedgerNotFoundError):
             return self._fail(error)
         self._become(_CHECKING)
-        self._lost = (error, self.segments.version)
-        self._is_stale = True  # what is being read may be older than the failure
+        self._lost = (error, self.segments.state.version)
+        self.segments.is_stale = True  # what is being read may be older than the failure
         return self._learn()
 
     # The segment list
 
     def _changed(self) -> list[Effect]:
-        self._is_stale = True
+        self.segments.is_stale = True
         if self.state is _CAUGHT_UP:
             self._become(_LEARNING)
         return self._learn() if self.state in (_LEARNING, _FOLLOWING, _LEAVING) else []
 
     def _learn(self) -> list[Effect]:
-        if self._is_learning:
-            return []
-        # Cleared before the list is read, so that no change meanwhile is missed.
-        self._is_learning, self._is_stale = True, False
-        return [ReadState(self.cursor.position.lssn)]
+        return self.segments.learn(self.cursor.position)
 
     def _state_read(self, state: LogState) -> list[Effect]:
         if self.state in (_ENDED, _FAILED):
             return []
-        self._is_learning = False
-        self.segments = state
+        self.segments.learnt(state)
         if self.state is _LEARNING:
             return self._plan()
         if self.state is _CHECKING:
             assert self._lost is not None
             error, version = self._lost
             is_same = state.version == version
-            if is_same and self._is_stale:
+            if is_same and self.segments.is_stale:
                 return self._learn()
             self._lost = None
             return self._fail(error) if is_same else self._plan()
@@ -782,7 +822,7 @@ class LogTail(Machine[TailState]):
         assert self._step is not None
         if not self.cursor.is_at(self._step.extent, state):
             return [*self._stop(), *self._plan()]
-        return self._learn() if self._is_stale else []
+        return self._learn() if self.segments.is_stale else []
 
     def _judge_wait(self, now: float) -> list[Effect]:
         effects = self._wait.judge(now, self.cursor.position)
@@ -792,18 +832,18 @@ class LogTail(Machine[TailState]):
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        state = self.state
-        assert self.buffered_bytes == sum(each.body.nbytes for each in self.entries)
+        state, buffer, segments = self.state, self.buffer, self.segments
+        buffer.validate()
         assert (self._step is not None) == (state in (_READING, _FOLLOWING, _LEAVING))
-        assert not self._rest or state in (_READING, _FOLLOWING)
+        assert not buffer.waiting or state in (_READING, _FOLLOWING)
         assert self._opened is None or state in (_READING, _CHECKING)
         assert (self._lost is not None) == (state is _CHECKING)
-        assert self._is_learning or state not in (_LEARNING, _CHECKING)
-        assert not self._is_learning or state not in (_READING, _CAUGHT_UP)
+        assert segments.is_learning or state not in (_LEARNING, _CHECKING)
+        assert not segments.is_learning or state not in (_READING, _CAUGHT_UP)
         # Each of these states waits for the list, so none may know that it changed and not read it.
         depends = state in (_LEARNING, _FOLLOWING, _LEAVING, _CAUGHT_UP, _CHECKING)
-        assert self._is_learning or not (self._is_stale and depends)
+        assert segments.is_learning or not (segments.is_stale and depends)
         assert self.error is not None or state is not _FAILED
         assert self.error is None or state in (_FAILED, _CLOSED)
         assert self._wait.heard_s is None or state is _FOLLOWING
-        assert not (self._wait.is_on and (self.entries or state in (_ENDED, _FAILED, _CLOSED)))
+        assert not (self._wait.is_on and (buffer.entries or state in (_ENDED, _FAILED, _CLOSED)))

@@ -104,9 +104,9 @@ class Fetcher:
 
     def take(self) -> FetchedEntry | None:
         """Return the next entry, if it is buffered."""
-        machine = self._machine
-        entry = machine.take()
-        if machine.lacks_room:
+        buffer = self._machine.buffer
+        entry = buffer.take()
+        if buffer.waiting:
             self._handle(Signal.ROOM)
         return entry
 
@@ -141,7 +141,7 @@ class Fetcher:
             return True
         more = machine.more_in(await self._read_state(machine.cursor.position.lssn))
         if isinstance(more, FollowExtent):
-            return await self._ledgers.is_readable(more) or bool(machine.entries)
+            return await self._ledgers.is_readable(more) or bool(machine.buffer.entries)
         return more
 
     async def aclose(self) -> None:
@@ -189,7 +189,7 @@ class Fetcher:
                 logger.warning(
                     "log=%s: a reader at %s got no news for %.3g s, and reads the metadata again; "
                     "to do: nothing now; see to ZooKeeper and to the writer if this comes often",
-                    self._machine.segments.name,
+                    self._machine.segments.state.name,
                     position,
                     idle_s,
                 )
@@ -223,7 +223,7 @@ class Fetcher:
         except DLError as error:
             self._handle(Broke(error))
         except Exception as error:  # noqa: BLE001 - a defect: the consumer must not wait for ever
-            name = self._machine.segments.name
+            name = self._machine.segments.state.name
             self._handle(Broke(UnexpectedError(f"reader of log {name!r} broke: {error!r}")))
 
     async def _learn(self, from_lssn: int) -> None:

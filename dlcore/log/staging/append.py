@@ -143,7 +143,7 @@ class CommitDriver:
                     await context.store.multi([lock.ask])
                 except (MetadataVersionError, NoNodeError, *UNANSWERED):
                     return
-            while await context.logs.read_lock(lock.log) == lock.holder:
+            while await context.logs.locks.holder_of(lock.log) == lock.holder:
                 await changed.wait()
                 changed.clear()
         finally:

@@ -267,6 +267,15 @@ Effect: TypeAlias = Work | Ended[CommitResult]
 """`PAUSE_OVER` answers `Pause`; `Ended` is for the caller of `Begin`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One call of the commit: its event, its wait for locks, and how often it tried to store."""
+
+    begin: Begin
+    wait: Wait
+    attempts: Attempts
+
+
 class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     """The commit of one append.
 
@@ -293,9 +302,8 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         self._paths = paths
         self._config = config
         self._client_id = client_id
-        self._begin = Begin((), {}, 0.0)
-        self._wait = Wait(0.0)
-        self._attempts = Attempts(str(terms), "to commit")
+        attempts = Attempts(str(terms), "to commit")
+        self._run = _Run(Begin((), {}, 0.0), Wait(0.0), attempts)
         self._tried = Decision(Verdict.SKIP)  # the decision in the last transaction with this token
 
     def handle(self, event: Event) -> Effect:
@@ -327,18 +335,17 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     @property
     def replaces(self) -> bool:
         """Whether records of logs are replaced."""
-        return bool(self._begin.replaces)
+        return bool(self._run.begin.replaces)
 
     def _names(self) -> dict[str, str]:
         """Return the logs of this append: their names by id."""
-        begin = self._begin
+        begin = self._run.begin
         return {**begin.replaces, **{extent.log_id: extent.log for extent in begin.extents}}
 
     # The look
 
     def _begun(self, begin: Begin) -> Effect:
-        self._begin, self._wait = begin, Wait(begin.now)
-        self._attempts = self._attempts.none()
+        self._run = _Run(begin, Wait(begin.now), self._run.attempts.none())
         effect = self._look()
         _check_extents(begin.extents, self.terms.staged_as)
         require_few_logs(self._names())
@@ -359,7 +366,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         return Look(wanted, self.terms.staged_as if self.listed is None else None)
 
     def _ledger_ids(self) -> list[int]:
-        return sorted({extent.ledger_id for extent in self._begin.extents})
+        return sorted({extent.ledger_id for extent in self._run.begin.extents})
 
     def _looked(self, seen: Looked) -> Effect:
         if self.listed is None:
@@ -400,7 +407,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
             version=terms.version,
             token=terms.token,
             run=terms.run,
-            now_ns=int(self._begin.now * 1e9) if given_ns is None else given_ns,
+            now_ns=int(self._run.begin.now * 1e9) if given_ns is None else given_ns,
             logs=logs.keys() if terms.strict else None,
             after=terms.after,
         )
@@ -455,7 +462,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
                 part,
                 now_ms=seen.now_ms,
                 limits=SegmentLimits.of(self._config.with_settings(settings)),
-                replaces=log.log_id in self._begin.replaces,
+                replaces=log.log_id in self._run.begin.replaces,
             )
             ops += change.ops
             logs |= dict.fromkeys((extent.log for extent in part), (first, end))
@@ -467,7 +474,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
 
     def _by_log(self) -> dict[LogKey, list[StagedExtent]]:
         """Return the extents of each log, the logs by name; the id decides which log it is."""
-        begin = self._begin
+        begin = self._run.begin
         parts: dict[str, list[StagedExtent]] = {log_id: [] for log_id in begin.replaces}
         ids = {name: log_id for log_id, name in begin.replaces.items()}
         for extent in begin.extents:
@@ -500,12 +507,12 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         timeout_s = self.terms.lock_timeout_s
         if all(each.holder.turn != "refused" for each in held):
             timeout_s = max(timeout_s, ASKING_S)
-        left_s = self._wait.begun_s + timeout_s - now
+        left_s = self._run.wait.begun_s + timeout_s - now
         first = held[0].holder
         text = f"log {held[0].log.name!r} is owned by the writer {first.described(self._client_id)}"
         if left_s <= 0:
             raise OwnershipAcquireFailedError(f"{text} (waited {timeout_s:g} s)", owner=first.owner)
-        is_due = self._wait.is_due(now)
+        is_due = self._run.wait.is_due(now)
         self._become(CommitState.WAITING)
         return AwaitLocks(
             tuple(map(_awaited, held)),
@@ -526,7 +533,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
                 f"staged ledger {ledger_id} is of {node.staged.identity!r}: it cannot be committed "
                 f"by an append that is staged as {terms.staged_as!r}"
             )
-        extents = self._begin.extents
+        extents = self._run.begin.extents
         taken = [(e.first_entry_id, e.last_entry_id) for e in extents if e.ledger_id == ledger_id]
         # A second append with the same extents would show their records twice in a log.
         staged = node.staged.with_committed(taken)
@@ -550,7 +557,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         try:
             require_request_size(ops)
         except TransactionTooLargeError as error:
-            extents = self._begin.extents
+            extents = self._run.begin.extents
             logs = len({extent.log_id for extent in extents})
             raise TransactionTooLargeError(
                 f"an append of {len(extents)} extents to {logs} logs is too large: {error}. "
@@ -563,7 +570,8 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     def _call_failed(self, error: DLError) -> Effect:
         if self.state is not CommitState.STORING:
             raise error
-        self._attempts = self._attempts.failed(error)
+        run = self._run
+        self._run = _Run(run.begin, run.wait, run.attempts.failed(error))
         self._become(CommitState.PAUSING)
         return pause_after(error)
 
@@ -597,7 +605,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         """Assert all that holds between two events; tests call it after each."""
         assert (self.result is not None) == (self.state is CommitState.DECIDED)
         if self.state is CommitState.PAUSING:
-            assert self._attempts.count > 0
+            assert self._run.attempts.count > 0
         if self.state is CommitState.STORING:
             is_append = self._tried.verdict is Verdict.APPEND
             assert self._tried.record is not None

@@ -276,6 +276,10 @@ Event: TypeAlias = (  # those of each entry are Structs, which cost a fifth of a
 )
 
 
+Outcome: TypeAlias = LedgerClosed | SegmentStarted | Completed | Overtaken | Recovered
+"""An event that answers a change."""
+
+
 class AwaitCapacity(msgspec.Struct, frozen=True):
     """Step: wait until the ledger takes an entry; say `HasCapacity`."""
 
@@ -407,6 +411,11 @@ class Ends(Generic[_Ticket]):
         """Whether one of them seals the log."""
         return any(ending is Ending.SEAL for ending, _ in self._asked)
 
+    def require_unsealed(self, at: VersionedHead) -> None:
+        """Raise if the log is sealed at this head, or will be."""
+        if self.is_sealing or at.head.sealed:
+            raise EndOfStreamError(f"log {at.name!r} is sealed: no record can follow")
+
     def ask(self, ending: Ending, ticket: _Ticket) -> None:
         """Add one behind the others."""
         self.is_paused |= ending is Ending.PAUSE
@@ -423,8 +432,10 @@ class Ends(Generic[_Ticket]):
         return tickets
 
 
-class KnownHead:
-    """The head of the log as far as the writer knows it, and the state of the change that is due.
+class KnownLog:
+    """The log as far as its writer knows it: the head, and the extent that the writer has open.
+
+    It says which change is due, and counts how often that was overtaken.
 
     Args:
         at: the head.
@@ -432,54 +443,147 @@ class KnownHead:
     """
 
     def __init__(self, at: VersionedHead, *, is_stamped: bool) -> None:
+        self.name = at.name
         self.at = at
+        self.segment: OwnExtent | None = None
         self.must_recover = False
         """Whether another writer's segment must be completed before ours can start."""
         self.attempts = 0
         """How often the change that is due now was overtaken."""
         self._is_stamped = is_stamped
 
-    def changed(self, at: VersionedHead) -> None:
-        """Our change was made."""
-        self.at = at
-        self.attempts = 0
-        self.must_recover = False
+    @property
+    def closing(self) -> Extent | None:
+        """The final form of our extent, once its ledger is closed."""
+        return None if self.segment is None else self.segment.closing
 
-    def overtaken(self, at: VersionedHead, *, has_segment: bool) -> None:
-        """Our change was refused, and this is the head that another one left."""
-        self.at = at
-        self.attempts += 1
-        self.must_recover = not has_segment and at.head.open_extent is not None
+    @property
+    def end(self) -> DLSN | None:
+        """The position after the last acknowledged record of our segment, if it has one."""
+        return None if self.segment is None else self.segment.end
+
+    def is_untouched(self, at: VersionedHead) -> bool:
+        """Return whether the log, read as `at`, is as this writer left it."""
+        if self.segment is not None:
+            return at.is_open_over(self.segment.ledger_id)
+        left, now = ((each.max_lssn, each.end, each.sealed) for each in (self.at.head, at.head))
+        return left == now and at.head.open_extent is None
+
+    # Changes that are due
+
+    def start(self, first_txid: int, limits: SegmentLimits) -> Change | _GiveUp:
+        """Return the start of the segment whose first record has this transaction id."""
+        if self.attempts == _START_ATTEMPTS_MAX:
+            return _GiveUp(
+                WriteError(
+                    f"log {self.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment "
+                    "were overtaken"
+                )
+            )
+        if first_txid < self.at.head.max_txid:
+            # An atomic append was committed between our opening and our first record.
+            return _GiveUp(txid_out_of_order(first_txid, self.at.head.max_txid))
+        if self.must_recover:
+            return RecoverLog(self.at)
+        # A writer that lets others append continues in the segment that they appended to.
+        continues = self._is_stamped and self.closing is None
+        return StartSegment(self.at, self.closing, limits if continues else None)
+
+    def finish(self, ending: Ending) -> Change | _Finish:
+        """Return what is left to do before this end."""
+        if self.closing is None and ending is not Ending.SEAL:
+            return _Finish()
+        if self.must_recover:
+            return RecoverLog(self.at)
+        return CompleteSegment(
+            self.at, self.closing, seal=ending is Ending.SEAL, stays=ending is Ending.PAUSE
+        )
+
+    # Changes that were made, by this writer or by others
+
+    def started(self, ledger_id: int, at: VersionedHead) -> None:
+        """Our change was made: the head `at` opens a segment over this ledger."""
+        self.segment = OwnExtent.opened(ledger_id, at.head)
+        self._changed(at)
+
+    def completed(self, at: VersionedHead) -> None:
+        """Our change was made, and our extent has ended."""
+        self.segment = None
+        self._changed(at)
 
     def recovered(self, at: VersionedHead) -> None:
         """The segment of the other writer was completed."""
         self.at = at
         self.must_recover = False
 
-    def is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
+    def overtaken(self, at: VersionedHead) -> DLError | None:
+        """Our change was refused, and another one left this head; return the error of its loss."""
+        segment = self.segment
+        if segment is not None and not at.is_open_over(segment.ledger_id):
+            # The client that completed our segment read the same ledger to its end.
+            assert segment.closing is not None
+            if at.head.end != (segment.lssn, segment.acknowledged):
+                return self._taken_over()
+            self.segment = None
+        elif segment is None and self._is_stale(at, end=self.at.head.end):
+            return self._taken_over()
+        self.at = at
+        self.attempts += 1
+        self.must_recover = self.segment is None and at.head.open_extent is not None
+        return None
+
+    def read(self, at: VersionedHead) -> DLError | None:
+        """Take over the head that others left; return the error if one has taken the log over."""
+        if self.segment is not None:
+            if not at.is_open_over(self.segment.ledger_id):
+                return self._taken_over()
+            self.at = at
+        elif self._is_stale(at, end=at.head.end):
+            return self._taken_over()
+        elif at.head.open_extent is None:
+            # An open segment is another writer's.  With the old head our next change will fail, and
+            # only then is the log taken over.
+            self.at = at
+        return None
+
+    def _changed(self, at: VersionedHead) -> None:
+        self.at = at
+        self.attempts = 0
+        self.must_recover = False
+
+    def _is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
         """Return whether the producers, or the end of the log, may differ from those we know."""
         head, known = at.head, self.at.head
         stamped = known.producers_lssn, known.producers_entries
         is_same = (head.producers_lssn, head.producers_entries, head.end) == (*stamped, end)
         return self._is_stamped and not (is_same and head.open_extent is None)
 
-    def taken_over(self, ledger_id: int | None) -> OwnershipAcquireFailedError:
+    def _taken_over(self) -> OwnershipAcquireFailedError:
         """Return the error of a writer that has lost the log."""
-        what = "wrote to it" if ledger_id is None else f"recovered ledger {ledger_id} of this one"
-        return OwnershipAcquireFailedError(f"log {self.at.name!r}: another writer {what}")
+        what = "wrote to it"
+        if self.segment is not None:
+            what = f"recovered ledger {self.segment.ledger_id} of this one"
+        return OwnershipAcquireFailedError(f"log {self.name!r}: another writer {what}")
 
 
 class Report(Generic[_Ticket]):
     """The fate of records: positions of those acknowledged, and which others were given up."""
 
     def __init__(self, transmitter: Transmitter[_Ticket]) -> None:
-        self.last_dlsn: DLSN | None = None
-        """The position of the last acknowledged record."""
         self._transmitter = transmitter
-        # Of the last acknowledged entries: segment, entry, and the sequence id of the first record.
-        self._answered: deque[tuple[int, int, int]] = deque(maxlen=_ANSWERED_KEPT)
+        # Of the last acknowledged entries: segment, entry, the sequence id of the first record, and
+        # the number of records.
+        self._answered: deque[tuple[int, int, int, int]] = deque(maxlen=_ANSWERED_KEPT)
         self._lost: Unwritten | None = None  # the records given up
         self._unreported: Unwritten | None = None  # those of them whose error no caller has got
+
+    @property
+    def last_dlsn(self) -> DLSN | None:
+        """The position of the last acknowledged record."""
+        if not self._answered:
+            return None
+        lssn, entry_id, _, record_count = self._answered[-1]
+        return DLSN(lssn, entry_id, record_count - 1)
 
     @property
     def unwritten(self) -> Unwritten | None:
@@ -493,23 +597,34 @@ class Report(Generic[_Ticket]):
 
     def sequence_id_of(self, dlsn: DLSN) -> int | None:
         """Return the sequence id of a record; None if it was not acknowledged here, and lately."""
-        for lssn, entry_id, first in reversed(self._answered):
+        for lssn, entry_id, first, _ in reversed(self._answered):
             if (lssn, entry_id) == (dlsn.lssn, dlsn.entry_id):
                 return first + dlsn.slot_id
         return None
 
-    def acknowledged(self, segment: OwnExtent, group: Group[_Ticket]) -> None:
-        """Note that the next entry of our segment is acknowledged, which holds `group`."""
-        entry_id = segment.acknowledged
+    def acknowledge(self, segment: OwnExtent | None) -> Acknowledge[_Ticket]:
+        """Acknowledge the oldest entry in flight, which is the next one of our segment."""
+        assert segment is not None
+        group, entry_id = self._transmitter.acknowledged(), segment.acknowledged
+        first, count = segment.acknowledged_records, group.record_count
         segment.acknowledged += 1
-        self._answered.append((segment.lssn, entry_id, segment.acknowledged_records))
-        segment.acknowledged_records += group.record_count
-        self.last_dlsn = DLSN(segment.lssn, entry_id, group.record_count - 1)
+        segment.acknowledged_records += count
+        self._answered.append((segment.lssn, entry_id, first, count))
+        return Acknowledge(segment.lssn, entry_id, group.slots, group.tickets)
 
-    def given_up(self) -> None:
-        """Keep what is not acknowledged, before it is dropped."""
+    def give_up(self, error: DLError) -> list[Refuse[_Ticket]]:
+        """Refuse all that is not acknowledged, and keep what it was."""
         self._lost = self.lost
         self._unreported = self._unreported or self._transmitter.unacknowledged()
+        in_flight, queued = self._transmitter.drain()
+        if not in_flight:
+            in_flight, queued = queued[:1], queued[1:]  # the group that could not be sent
+        cancelled = WriteCancelledError(f"never sent, an earlier write failed: {error}")
+        cancelled.__cause__ = error
+        failed, never_sent = _tickets_of(in_flight), _tickets_of(queued)
+        if queued and queued[0].goes_on:
+            failed.append(never_sent.pop(0))  # its batch's first rows may be in the log
+        return [Refuse(failed, error), Refuse(never_sent, cancelled)]
 
     def failure_was_reported(self) -> None:
         """Note that a caller got the error: it need not be reported at the end."""
@@ -576,8 +691,8 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     of `at`, its entries have stamps of producers.  It then fails if another writer has written to
     the log, because the producers are not known any more.  An `encryptor` encrypts its entries.
 
-    Its parts are the `transmitter` (records until they are acknowledged), the `report`, `KnownHead`
-    (the metadata), `EntryMaker` (bodies, limits), `Ends`, and the extent that it has open.
+    Its parts are the `transmitter` (records until they are acknowledged), the `report`, the `log`
+    as it is known, `EntryMaker` (bodies, limits), and `Ends`.
     """
 
     transitions = TRANSITIONS
@@ -596,23 +711,17 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         )
         """The queue; it accepts records, or raises the error for which they cannot follow."""
         self.report = Report(self.transmitter)
-        self._head = KnownHead(at, is_stamped=producers is not None)
+        self.log = KnownLog(at, is_stamped=producers is not None)
         self._maker = EntryMaker(producers, config, encryptor)
-        self._segment: OwnExtent | None = None
         self._suspension: _Suspension | None = None
         self._ends: Ends[_Ticket] = Ends()
         self._has_step = False  # that is not answered
         self.configure(config, encryptor)
 
     def __repr__(self) -> str:
-        segment = self._segment
+        segment = self.log.segment
         where = "no segment" if segment is None else f"segment={segment.lssn}"
-        return f"<LogAppender {self.at.name!r} {self.state.name} {where}>"
-
-    @property
-    def at(self) -> VersionedHead:
-        """The head as far as it is known."""
-        return self._head.at
+        return f"<LogAppender {self.log.name!r} {self.state.name} {where}>"
 
     @property
     def has_room(self) -> bool:
@@ -629,11 +738,6 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         """Whether the writer is closed, or a close was requested."""
         return self._ends.is_closing if self._ends else self.state is WriterState.CLOSED
 
-    @property
-    def end(self) -> DLSN | None:
-        """The position after the last acknowledged record of our segment, if it has one."""
-        return None if self._segment is None else self._segment.end
-
     def configure(self, config: LogConfig, encryptor: EntryEncryptor | None = None) -> None:
         """Use this configuration from the next entries and segments on."""
         self._maker.configure(config, encryptor)
@@ -641,13 +745,6 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             bytes_max=config.pending_bytes_max, records_max=config.pending_records_max
         )
         self.transmitter.entry_bytes = config.entry_bytes
-
-    def is_untouched(self, at: VersionedHead) -> bool:
-        """Return whether the log, read as `at`, is as this writer left it."""
-        if self._segment is not None:
-            return at.is_open_over(self._segment.ledger_id)
-        left, now = ((each.max_lssn, each.end, each.sealed) for each in (self.at.head, at.head))
-        return left == now and at.head.open_extent is None
 
     # Accepting
 
@@ -658,9 +755,9 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def end_with(self, ending: Ending, ticket: _Ticket) -> None:
         """Answer the ticket once all records are answered and the ending is done."""
-        if ending is not Ending.CLOSE:
-            self._require_unsealed()
         self.require_usable()
+        if ending is not Ending.CLOSE:
+            self._ends.require_unsealed(self.log.at)
         self.transmitter.seal()
         self._ends.ask(ending, ticket)
 
@@ -669,21 +766,17 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         if self.error is not None:
             self.report.failure_was_reported()
             raise WriteError(
-                f"the writer of log {self.at.name!r} failed and takes no more records: "
+                f"the writer of log {self.log.name!r} failed and takes no more records: "
                 f"{type(self.error).__name__}: {self.error}"
             ) from self.error
         if self.is_closing:
-            raise AlreadyClosedError(f"the writer of log {self.at.name!r} is closed")
-
-    def _require_unsealed(self) -> None:
-        self.require_usable()
-        if self._ends.is_sealing or self.at.head.sealed:
-            raise EndOfStreamError(f"log {self.at.name!r} is sealed: no record can follow")
+            raise AlreadyClosedError(f"the writer of log {self.log.name!r} is closed")
 
     def _admit(self) -> bool:
         """Return whether records may follow at once; raise if none may."""
-        self._require_unsealed()
-        name, fails = self.at.name, self._maker.fails_while_rolling
+        self.require_usable()
+        self._ends.require_unsealed(self.log.at)
+        name, fails = self.log.name, self._maker.fails_while_rolling
         if self._ends.is_paused:
             raise LogNotReadyError(
                 f"log {name!r} takes no record until an atomic append has changed it"
@@ -699,12 +792,12 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     def handle(self, event: Event) -> list[Effect[_Ticket]]:  # noqa: C901 - one case for each kind
         """Take one event."""
         effects: list[Effect[_Ticket]] = []
-        may_change, before = False, self._head.at
+        log, may_change, before = self.log, False, self.log.at
         match event:
             # The most frequent ones first, because the cases are tried one after the other.
             case EntryDurable():
                 if self._suspension is None:
-                    return [] if self.is_over else self._acknowledge(1)
+                    return [] if self.is_over else [self.report.acknowledge(log.segment)]
                 self._suspension.durable += 1
                 return []
             case HasCapacity():
@@ -714,22 +807,11 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
                 pass
             case MayChange():
                 self._has_step, may_change = False, True
-            case LedgerClosed(last_entry_id, size_bytes):
+            case LedgerClosed() | SegmentStarted() | Completed() | Overtaken() | Recovered():
                 self._has_step = False
-                if not self.is_over:
-                    assert self._segment is not None
-                    self._segment.close(last_entry_id, size_bytes)
-            case SegmentStarted(ledger_id, at):
-                self._segment_started(ledger_id, at)
-            case Completed(at, _, ends):
-                effects = self._completed(at, ends=ends)
-            case Overtaken(at):
-                effects = self._overtaken(at)
-            case Recovered(at):
-                self._has_step = False
-                self._head.recovered(at)
+                effects = self._go_on(event)
             case HeadChanged(at):
-                effects = self._head_changed(at)
+                effects = self._fail(log.read(at))
             case SteppedBack(at):
                 effects = self._step_back(at)
             case Resumed():
@@ -745,7 +827,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
                 return effects
             case _:
                 assert_never(event)
-        if self._head.at is not before:
+        if log.at is not before:
             self.transmitter.revoke()  # the head says whether a record may follow
         return effects + self._advance(event.now_ms, may_change=may_change)
 
@@ -768,12 +850,13 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def _decide(self, now_ms: int) -> AwaitCapacity | Change | _Finish | _GiveUp | None:
         if self.state is WriterState.OPEN:
-            has_next, segment = self.transmitter.has_next, self._segment
+            has_next, segment = self.transmitter.has_next, self.log.segment
             assert segment is not None
             if has_next and not segment.is_full(self._maker.limits, now_ms=now_ms):
                 return AwaitCapacity()
-            is_old = self.transmitter.is_idle and self.old_in_s(now_ms=now_ms) == 0
-            if not (has_next or self._must_end or is_old):
+            is_idle = self.transmitter.is_idle
+            is_due = is_idle and (bool(self._ends) or self.old_in_s(now_ms=now_ms) == 0)
+            if not (has_next or is_due):
                 return None
             self._become(WriterState.ROLLING)
         if self.state in (WriterState.OPENING, WriterState.ROLLING):
@@ -784,58 +867,28 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def old_in_s(self, *, now_ms: int) -> float | None:
         """Return in how many seconds our segment must be completed for its age; None: never."""
-        segment = self._segment
+        segment = self.log.segment
         if self.state is not WriterState.OPEN or segment is None or not segment.run.entry_count:
             return None
         return max(0, segment.started_ms + self._maker.limits.age_max_ms - now_ms) / 1000
 
-    @property
-    def _must_end(self) -> bool:
-        return bool(self._ends) and self.transmitter.is_idle
-
     def _next_change(self) -> Change | _Finish | _GiveUp | None:
-        segment = self._segment
-        closing = None if segment is None else segment.closing
-        if segment is not None and closing is None:
-            return None if self.transmitter.has_in_flight else CloseLedger()
-        if not self._must_end:
-            if self.transmitter.has_next:
-                return self._next_start(closing)
-            if closing is None:
-                return None
-            return CompleteSegment(self.at, closing, seal=False, ends=False)
-        ending = self._ends.first
-        if closing is None and ending is not Ending.SEAL:
-            return _Finish()
-        if self._head.must_recover:
-            return RecoverLog(self.at)
-        return CompleteSegment(
-            self.at, closing, seal=ending is Ending.SEAL, stays=ending is Ending.PAUSE
-        )
-
-    def _next_start(self, closing: Extent | None) -> Change | _GiveUp:
-        first_txid = self.transmitter.next_txid
-        if self._head.attempts == _START_ATTEMPTS_MAX:
-            return _GiveUp(
-                WriteError(
-                    f"log {self.at.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment "
-                    "were overtaken"
-                )
-            )
-        if first_txid < self.at.head.max_txid:
-            # An atomic append was committed between our opening and our first record.
-            return _GiveUp(txid_out_of_order(first_txid, self.at.head.max_txid))
-        if self._head.must_recover:
-            return RecoverLog(self.at)
-        # A writer that lets others append continues in the segment that they appended to.
-        continues = self._maker.producers is not None and closing is None
-        return StartSegment(self.at, closing, self._maker.limits if continues else None)
+        log, queue = self.log, self.transmitter
+        if log.segment is not None and log.closing is None:
+            return None if queue.has_in_flight else CloseLedger()
+        if self._ends and queue.is_idle:
+            return log.finish(self._ends.first)
+        if queue.has_next:
+            return log.start(queue.next_txid, self._maker.limits)
+        if log.closing is None:
+            return None
+        return CompleteSegment(log.at, log.closing, seal=False, ends=False)
 
     # Answers to steps
 
     def _append(self, now_ms: int) -> list[Effect[_Ticket]]:
         """Make the next entry, unless it does not belong in the segment any more."""
-        segment, limits = self._segment, self._maker.limits
+        segment, limits = self.log.segment, self._maker.limits
         is_open = self.state is WriterState.OPEN
         if segment is None or not is_open or segment.is_full(limits, now_ms=now_ms):
             return []
@@ -844,21 +897,31 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         body = self._maker.body(group, segment, now_ms=now_ms, is_last=is_last)
         return [AppendEntry(body, segment.is_nearly_full(limits, now_ms=now_ms))]
 
-    def _segment_started(self, ledger_id: int, at: VersionedHead) -> None:
-        """Continue in the segment that the head `at` opens over this ledger."""
-        self._has_step = False
-        self._segment = OwnExtent.opened(ledger_id, at.head)
-        self._head.changed(at)
-        self._go_to(WriterState.OPEN)
-
-    def _completed(self, at: VersionedHead, *, ends: bool) -> list[Effect[_Ticket]]:
-        """Take over the head after a step that completed our segment."""
-        self._has_step = False
-        self._segment = None
-        self._head.changed(at)
-        if ends:
-            return self._end()
-        self._go_to(WriterState.OPENING)
+    def _go_on(self, outcome: Outcome) -> list[Effect[_Ticket]]:
+        """Continue after a change, or after one that another change overtook."""
+        log = self.log
+        match outcome:
+            case LedgerClosed(last_entry_id, size_bytes):
+                if not self.is_over:
+                    assert log.segment is not None
+                    log.segment.close(last_entry_id, size_bytes)
+            case SegmentStarted(ledger_id, at):
+                log.started(ledger_id, at)
+                self._go_to(WriterState.OPEN)
+            case Completed(at, _, ends):
+                log.completed(at)
+                if ends:
+                    return self._end()
+                self._go_to(WriterState.OPENING)
+            case Overtaken(at):
+                error = log.overtaken(at)
+                if error is None and log.segment is None:
+                    self._go_to(WriterState.OPENING)
+                return self._fail(error)
+            case Recovered(at):
+                log.recovered(at)
+            case _:
+                assert_never(outcome)
         return []
 
     def _end(self) -> list[Effect[_Ticket]]:
@@ -873,25 +936,9 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         self._ends.is_paused = False
         if self.is_over:
             return []
-        assert self._segment is None
+        assert self.log.segment is None
         self.transmitter.last_txid = max(self.transmitter.last_txid, at.head.max_txid)
-        return self._head_changed(at)
-
-    def _overtaken(self, at: VersionedHead) -> list[Effect[_Ticket]]:
-        """Plan again from the head that was read after a change was refused."""
-        self._has_step = False
-        segment = self._segment
-        if segment is not None and not at.is_open_over(segment.ledger_id):
-            # The client that completed our segment read the same ledger to its end.
-            assert segment.closing is not None
-            if at.head.end != (segment.lssn, segment.acknowledged):
-                return self._fail(self._head.taken_over(segment.ledger_id))
-            self._segment = None
-            self._go_to(WriterState.OPENING)
-        elif segment is None and self._head.is_stale(at, end=self.at.head.end):
-            return self._fail(self._head.taken_over(None))
-        self._head.overtaken(at, has_segment=self._segment is not None)
-        return []
+        return self._fail(self.log.read(at))
 
     def _go_to(self, state: WriterState) -> None:
         if self._suspension is not None:
@@ -900,33 +947,6 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             self._become(state)
 
     # Other events
-
-    def _head_changed(self, at: VersionedHead) -> list[Effect[_Ticket]]:
-        """Take over the head that others left, unless another writer has taken over."""
-        segment = self._segment
-        if segment is None:
-            if self._head.is_stale(at, end=at.head.end):
-                return self._fail(self._head.taken_over(None))
-            # An open segment is another writer's.  With the old head our next change will fail, and
-            # only then is the log taken over.
-            if at.head.open_extent is None:
-                self._head.at = at
-            return []
-        if not at.is_open_over(segment.ledger_id):
-            return self._fail(self._head.taken_over(segment.ledger_id))
-        self._head.at = at
-        return []
-
-    def _acknowledge(self, count: int) -> list[Effect[_Ticket]]:
-        """Acknowledge the oldest entries in flight."""
-        effects: list[Effect[_Ticket]] = []
-        segment = self._segment
-        for _ in range(count):
-            assert segment is not None
-            group, entry_id = self.transmitter.acknowledged(), segment.acknowledged
-            self.report.acknowledged(segment, group)
-            effects.append(Acknowledge(segment.lssn, entry_id, group.slots, group.tickets))
-        return effects
 
     def _suspend(self) -> list[Effect[_Ticket]]:
         """Acknowledge nothing until ownership is regained."""
@@ -941,11 +961,12 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         if suspension is None:
             return []
         self._become(suspension.resumes)
-        return self._acknowledge(suspension.durable)
+        segment = self.log.segment
+        return [self.report.acknowledge(segment) for _ in range(suspension.durable)]
 
-    def _fail(self, error: DLError) -> list[Effect[_Ticket]]:
-        """End for good with the first failure; later ones are ignored."""
-        if self.is_over:
+    def _fail(self, error: DLError | None) -> list[Effect[_Ticket]]:
+        """End for good with the first failure, if this is it; later ones are ignored."""
+        if error is None or self.is_over:
             return []
         self.error = error
         self._become(WriterState.FAILED)
@@ -953,22 +974,12 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
 
     def _give_up(self, error: DLError) -> list[Effect[_Ticket]]:
         self._suspension = None
-        self.report.given_up()
-        in_flight, queued = self.transmitter.drain()
-        if not in_flight:
-            in_flight, queued = queued[:1], queued[1:]  # the group that could not be sent
-        cancelled = WriteCancelledError(f"never sent, an earlier write failed: {error}")
-        cancelled.__cause__ = error
-        ends = self._ends.clear()
-        failed, never_sent = _tickets_of(in_flight), _tickets_of(queued)
-        if queued and queued[0].goes_on:
-            failed.append(never_sent.pop(0))  # its batch's first rows may be in the log
-        refusals = [Refuse(failed, error), Refuse(never_sent, cancelled), Refuse(ends, error)]
+        refusals = [*self.report.give_up(error), Refuse(self._ends.clear(), error)]
         return [each for each in refusals if each.tickets]
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        state, segment, suspension = self.state, self._segment, self._suspension
+        state, segment, suspension = self.state, self.log.segment, self._suspension
         assert (suspension is not None) == (state is WriterState.SUSPENDED)
         assert suspension is None or suspension.resumes not in (
             WriterState.SUSPENDED,

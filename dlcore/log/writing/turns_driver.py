@@ -68,7 +68,7 @@ class TurnGiver:
         self._writer = writer
         self._feed_writer = feed
         self._fail = fail
-        self._turns = Turns(writer.at.head)
+        self._turns = Turns(writer.log.at.head)
         self._wanted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks()
         path = context.logs.paths_of(log).lock

@@ -69,27 +69,11 @@ if TYPE_CHECKING:
     from dlcore.base.records import LogRecord
     from dlcore.log.context import LogContext
     from dlcore.log.entries.encryption import EntryEncryptor
-    from dlcore.log.metadata.values import LogKey, LogMetadata, VersionedHead
+    from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.producers import Mark, Producers
 
 logger = logging.getLogger(__name__)
-
-
-class SettingsFollower(NodeFollower):
-    """Calls `on_change` with the settings of a log, soon after each change, until it is closed."""
-
-    def __init__(
-        self, context: LogContext, log: LogKey, on_change: Callable[[LogSettings], None]
-    ) -> None:
-        self._logs = context.logs
-        self._log = log
-        self._on_change = on_change
-        path, what = context.logs.paths_of(log).settings, f"settings of log={log.name}"
-        super().__init__(context.store, path, self._read, what=what)
-
-    async def _read(self) -> None:
-        self._on_change(await self._logs.read_settings(self._log))
 
 
 _AGE_LOOKS_EVERY_S_MIN = 0.01
@@ -179,7 +163,7 @@ class Pump:
             logger.warning(
                 "writer of log=%s failed: %s: %s; to do: open a new writer; if it fails as well, "
                 "see to the reason",
-                self.machine.at.name,
+                self.machine.log.name,
                 name,
                 error,
             )
@@ -187,7 +171,7 @@ class Pump:
 
     def on_defect(self, error: BaseException) -> None:
         """Fail, since callers that wait for an answer must not wait for ever."""
-        name = self.machine.at.name
+        name = self.machine.log.name
         self.fail(UnexpectedError(f"the writer of log {name!r} broke: {error!r}"))
 
     async def wait_for_capacity(self) -> None:
@@ -195,6 +179,15 @@ class Pump:
         while not self.machine.has_room:
             self._capacity.clear()
             await self._capacity.wait()
+
+    async def answer(self, ticket: asyncio.Future[DLSN]) -> DLSN:
+        """Return the machine's answer to a flush or an end.  Raises: the writer's failure."""
+        self.wake.set()
+        try:
+            return await ticket
+        except DLError:
+            self.machine.report.failure_was_reported()
+            raise
 
     async def verify(self) -> None:
         """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
@@ -207,7 +200,7 @@ class Pump:
         """Return the head's version if the log is as this writer left it, else None."""
         async with self.changing:
             at = await self._read_head()
-            return at.version if self.machine.is_untouched(at) else None
+            return at.version if self.machine.log.is_untouched(at) else None
 
     def ownership_changed(self, lock: WriterLock) -> None:
         """Go on, wait or fail, as the lock says now."""
@@ -271,6 +264,46 @@ class Pump:
             self.fail(error)
 
 
+def encryptor_of(context: LogContext, log: LogMetadata, config: LogConfig) -> EntryEncryptor | None:
+    """Return the encryptor of a log's entries; None if they are not to be encrypted.
+
+    Raises: EncryptionKeyError: the key is missing.
+    """
+    keys = context.encryption_keys
+    return encryptor_for(keys, log.name, log.log_id, encrypted=config.encrypted)
+
+
+class SettingsFollower(NodeFollower):
+    """Configures a writer by the settings of its log, soon after each change.
+
+    Args:
+        context: the ports.
+        log: the log.
+        config: applies where the log has no setting.
+        pump: drives the writer.
+    """
+
+    def __init__(
+        self, context: LogContext, log: LogMetadata, config: LogConfig, pump: Pump
+    ) -> None:
+        self._context = context
+        self._log = log
+        self._config = config
+        self._pump = pump
+        path, what = context.logs.paths_of(log).settings, f"settings of log={log.name}"
+        super().__init__(context.store, path, self._read, what=what)
+
+    async def _read(self) -> None:
+        settings = await self._context.logs.read_settings(self._log)
+        config, pump = self._config.with_settings(settings), self._pump
+        try:
+            pump.machine.configure(config, encryptor_of(self._context, self._log, config))
+        except EncryptionKeyError as error:
+            pump.fail(error)  # it must not go on in the clear
+        pump.stop_alarm()  # the age limit may have changed
+        pump.wake.set()
+
+
 class DirectWriter(AsyncLogWriter):
     """Appends to one log, as its only writer.  Use `DirectLog.open_writer`."""
 
@@ -292,9 +325,9 @@ class DirectWriter(AsyncLogWriter):
         self._log = log
         self._lock = lock
         self._config = config
-        config = config.with_settings(settings)
+        now = config.with_settings(settings)
         machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
-            at, config, producers, self._encryptor(config)
+            at, now, producers, encryptor_of(context, log, now)
         )
         segment = OpenSegment(context, log, ledger_metadata)
         pump = self.pump = Pump(machine, segment, context.clock, lambda: context.logs.read(log))
@@ -303,7 +336,7 @@ class DirectWriter(AsyncLogWriter):
         tasks = BackgroundTasks(pump.on_defect)
         self._pump_task = tasks.start(self._run(), name=f"log-writer-{log.name}")
         self._followers: list[SettingsFollower | TurnGiver] = [
-            SettingsFollower(context, log, self._configure)
+            SettingsFollower(context, log, config, pump)
         ]
         context.open_objects.add(self)
         left_open.add(self)
@@ -339,19 +372,6 @@ class DirectWriter(AsyncLogWriter):
         parts = (Unwritten.of(getattr(each, "batch", each)) for each in waiting)
         unwritten = Unwritten.joined([self.machine.report.lost, *parts])
         return None if unwritten is None else str(unwritten)
-
-    def _encryptor(self, config: LogConfig) -> EntryEncryptor | None:
-        keys, log = self._context.encryption_keys, self._log
-        return encryptor_for(keys, log.name, log.log_id, encrypted=config.encrypted)
-
-    def _configure(self, settings: LogSettings) -> None:
-        config = self._config.with_settings(settings)
-        try:
-            self.machine.configure(config, self._encryptor(config))
-        except EncryptionKeyError as error:
-            self.pump.fail(error)  # it must not go on in the clear
-        self.pump.stop_alarm()  # the age limit may have changed
-        self.pump.wake.set()
 
     # Accepting
 
@@ -393,25 +413,18 @@ class DirectWriter(AsyncLogWriter):
         barrier: asyncio.Future[DLSN] = self._loop.create_future()
         if not self.machine.flush(barrier):
             return self.last_dlsn
-        return await self._answer(barrier)
-
-    async def _answer(self, future: asyncio.Future[DLSN]) -> DLSN:
-        self.pump.wake.set()
-        try:
-            return await future
-        except DLError:
-            self.machine.report.failure_was_reported()
-            raise
+        return await self.pump.answer(barrier)
 
     async def find_last(self) -> DLSN | None:
         """Flush, and return the position of the log's last record.  Raises: as `commit`."""
         while True:
             await self.flush()
             # An append or a truncation may change the log during the read: then read again.
-            at = self.machine.at
-            last = None if self.machine.end else await find_last_dlsn(self._context, self._log)
-            if at is self.machine.at:
-                return self.last_dlsn if self.machine.end else last
+            log = self.machine.log
+            at = log.at
+            last = None if log.end else await find_last_dlsn(self._context, self._log)
+            if at is log.at:
+                return self.last_dlsn if log.end else last
 
     @override
     async def commit(self) -> DLSN | None:
@@ -433,7 +446,9 @@ class DirectWriter(AsyncLogWriter):
         snapshot = LogFollower(self._context, self._log).take
         dlsn = await first_to_keep(self._context, snapshot, dlsn, txid, timestamp_ms)
         async with self.pump.changing:
-            changed, at = await truncate_log(self._context, machine.at, dlsn, end=machine.end)
+            changed, at = await truncate_log(
+                self._context, machine.log.at, dlsn, end=machine.log.end
+            )
             self.pump.handle(HeadChanged(at, self.pump.now_ms()))
         if machine.error is not None:
             raise machine.error
@@ -448,7 +463,7 @@ class DirectWriter(AsyncLogWriter):
     async def _end(self, ending: Ending) -> None:
         ended: asyncio.Future[DLSN] = self._loop.create_future()
         self.machine.end_with(ending, ended)
-        await self._answer(ended)
+        await self.pump.answer(ended)
 
     @override
     async def aclose(self) -> None:

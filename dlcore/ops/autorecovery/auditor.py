@@ -24,7 +24,7 @@ from dlcore.ops.autorecovery.audit import (
 )
 from dlcore.ops.autorecovery.check import check_ledger
 from dlcore.ops.autorecovery.listing import CheckProgress
-from dlcore.ops.autorecovery.metrics import RecoveryFigures
+from dlcore.ops.autorecovery.metrics import AuditFigures
 from dlcore.ops.autorecovery.replicas import ask_replicas, members_of, read_cookies
 from dlcore.ops.autorecovery.runner import run_together
 
@@ -57,13 +57,13 @@ class Auditor:
         config: AutoRecoveryConfig,
         *,
         on_publish: Callable[[], None],
-        figures: RecoveryFigures | None = None,
+        figures: AuditFigures | None = None,
     ) -> None:
         self._context = context
         self._repairs = repairs
         self._config = config
         self._on_publish = on_publish
-        self._figures = figures or RecoveryFigures()
+        self._figures = figures or AuditFigures()
         self._audit = BookieAudit(lost_bookie_delay_s=config.lost_bookie_delay_s)
         self._shortage = Shortage()
         self._members: set[BookieId] = set()  # of any ledger, at the last scan
@@ -80,7 +80,7 @@ class Auditor:
         try:
             await run_together(self._audit_bookies(), self._check_replicas())
         finally:
-            self._figures.is_auditor, self._figures.audited_s = False, None
+            self._figures.is_auditor, self._figures.ended_s = False, None
 
     async def _audit_bookies(self) -> None:
         changed = asyncio.Event()
@@ -144,7 +144,7 @@ class Auditor:
                     count += bool(missing)
                     small += lacks_copies(metadata)
                     unended += metadata.state is LedgerState.IN_RECOVERY
-        self._figures.audited_s = steady_s()
+        self._figures.ended_s = steady_s()
         self._figures.left_out = troubles.count
         await self._repairs.tell("audit", troubles)
         self._members = members

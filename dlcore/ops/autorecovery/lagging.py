@@ -17,7 +17,7 @@ from dlcore.ops.inspection import seconds_behind
 
 if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.ops.autorecovery.metrics import RecoveryFigures
+    from dlcore.ops.autorecovery.metrics import AuditFigures
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ _VISITS_AT_ONCE = 8
 
 
 class SubscriberLags:
-    """Keeps `figures.lags` as long as this process is the auditor."""
+    """Keeps the lags in `figures` as long as this process is the auditor."""
 
     def __init__(
-        self, namespace: DirectNamespace, figures: RecoveryFigures, *, interval_s: float
+        self, namespace: DirectNamespace, figures: AuditFigures, *, interval_s: float
     ) -> None:
         self._namespace = namespace
         self._figures = figures

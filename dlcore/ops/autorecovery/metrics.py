@@ -163,67 +163,118 @@ class LogFailures:
 
 
 @dataclass(slots=True)
-class RecoveryFigures:
-    """The counts of one process since its start."""
+class AuditFigures:
+    """What this process found as the auditor."""
 
-    listed: int = 0
-    """Ledgers on the list, when it was read last."""
-    left_out: int = 0
-    """Ledgers that the last audit could not read."""
-    audited_s: float | None = None
+    is_auditor: bool = False
+    ended_s: float | None = None
     """When the last audit ended, as `steady_s` tells; None: it is not the auditor, or none
     has ended."""
+    left_out: int = 0
+    """Ledgers that the last audit could not read."""
     lost_bookies: int = 0
-    is_auditor: bool = False
-    is_paused: bool = True
-    repairs: int = 0
-    failed_repairs: int = 0
-    repair_times: Durations = field(default_factory=Durations)
-    scrubbed_bytes: int = 0
-    damaged_objects: int = 0
-    mended_objects: int = 0
-    holes: set[int] = field(default_factory=set)
-    """Cold ledgers on the list that have lost records, as far as this process knows."""
-    exported_s: float | None = None
-    """When the newest export was made, as `steady_s` tells; None: none is to be made."""
-    export_every_s: float = 0.0
-    tier: LogFailures = field(default_factory=LogFailures)
-    table: LogFailures = field(default_factory=LogFailures)
-    tier_round_s: float | None = None
-    """When the round of tiering in progress began, as `steady_s` tells; None: none is."""
     lags: dict[str, dict[str, float]] = field(default_factory=dict)
     """Seconds by which subscribers are behind, by log and subscriber."""
 
     def samples(self) -> Iterator[Sample]:
         """Yield the present samples."""
-        yield UNDERREPLICATED.of(self.listed)
         yield UNREADABLE.of(self.left_out)
         yield IS_AUDITOR.of(self.is_auditor)
-        yield PAUSED.of(self.is_paused)
         if self.is_auditor:
             yield LOST.of(self.lost_bookies)
-            if self.audited_s is not None:
-                yield AUDIT_AGE.of(steady_s() - self.audited_s)
-        yield REPAIRS.of(self.repairs)
-        yield FAILED.of(self.failed_repairs)
+            if self.ended_s is not None:
+                yield AUDIT_AGE.of(steady_s() - self.ended_s)
+        lags = ((s, log, name) for log, each in self.lags.items() for name, s in each.items())
+        for seconds, log, name in heapq.nlargest(_FURTHEST, lags):
+            yield BEHIND.of(seconds, log, name)
+
+
+@dataclass(slots=True)
+class RepairFigures:
+    """The repairs of ledgers by this process."""
+
+    listed: int = 0
+    """Ledgers on the list, when it was read last."""
+    done: int = 0
+    failed: int = 0
+    times: Durations = field(default_factory=Durations)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the present samples."""
+        yield UNDERREPLICATED.of(self.listed)
+        yield REPAIRS.of(self.done)
+        yield FAILED.of(self.failed)
+        yield TIMES.of(self.times)
+
+
+@dataclass(slots=True)
+class ColdFigures:
+    """Cold objects that this process read again, found damaged, and made again."""
+
+    scrubbed_bytes: int = 0
+    damaged_objects: int = 0
+    mended_objects: int = 0
+    holes: set[int] = field(default_factory=set)
+    """Cold ledgers on the list that have lost records, as far as this process knows."""
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the present samples."""
         yield SCRUBBED.of(self.scrubbed_bytes)
         yield DAMAGED.of(self.damaged_objects)
         yield MENDED.of(self.mended_objects)
         yield HOLES.of(len(self.holes))
-        if self.exported_s is not None:
-            yield EXPORT_AGE.of(max(0.0, steady_s() - self.exported_s))
-            yield EXPORT_EVERY.of(self.export_every_s)
+
+
+@dataclass(slots=True)
+class ExportFigures:
+    """The exports of the metadata."""
+
+    made_s: float | None = None
+    """When the newest one was made, as `steady_s` tells; None: none is to be made."""
+    every_s: float = 0.0
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the present samples."""
+        if self.made_s is not None:
+            yield EXPORT_AGE.of(max(0.0, steady_s() - self.made_s))
+            yield EXPORT_EVERY.of(self.every_s)
+
+
+@dataclass(slots=True)
+class TieringFigures:
+    """The rounds over logs with a tier or a table."""
+
+    tier: LogFailures = field(default_factory=LogFailures)
+    table: LogFailures = field(default_factory=LogFailures)
+    round_s: float | None = None
+    """When the round in progress began, as `steady_s` tells; None: none is."""
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the present samples."""
         yield TIER_FAILING.of(self.tier.logs)
         yield TIER_FAILING_FOR.of(self.tier.longest_s)
         for kind, count in self.tier.errors.items():
             yield TIER_ERRORS.of(count, kind)
-        began_s = self.tier_round_s
-        yield TIER_ROUND.of(0.0 if began_s is None else steady_s() - began_s)
+        yield TIER_ROUND.of(0.0 if self.round_s is None else steady_s() - self.round_s)
         yield TABLE_FAILING.of(self.table.logs)
         yield TABLE_FAILING_FOR.of(self.table.longest_s)
         for kind, count in self.table.errors.items():
             yield TABLE_ERRORS.of(count, kind)
-        yield TIMES.of(self.repair_times)
-        lags = ((s, log, name) for log, each in self.lags.items() for name, s in each.items())
-        for seconds, log, name in heapq.nlargest(_FURTHEST, lags):
-            yield BEHIND.of(seconds, log, name)
+
+
+@dataclass(slots=True)
+class RecoveryFigures:
+    """The counts of one process since its start, by its work."""
+
+    is_paused: bool = True
+    audit: AuditFigures = field(default_factory=AuditFigures)
+    repairs: RepairFigures = field(default_factory=RepairFigures)
+    cold: ColdFigures = field(default_factory=ColdFigures)
+    export: ExportFigures = field(default_factory=ExportFigures)
+    tiering: TieringFigures = field(default_factory=TieringFigures)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the present samples."""
+        yield PAUSED.of(self.is_paused)
+        for work in (self.repairs, self.audit, self.cold, self.export, self.tiering):
+            yield from work.samples()

@@ -235,7 +235,11 @@ class AutoRecovery:
         async def audit() -> None:
             await election.serve(
                 Auditor(
-                    context, self._repairs, config, on_publish=worker.look_now, figures=figures
+                    context,
+                    self._repairs,
+                    config,
+                    on_publish=worker.look_now,
+                    figures=figures.audit,
                 ).run
             )
 

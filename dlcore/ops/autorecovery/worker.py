@@ -100,12 +100,12 @@ class Worker:
 
     async def _list_due(self, active: Collection[int]) -> list[int]:
         listed = [each async for each in self._repairs.ledger_ids()]
-        self._figures.listed = len(listed)
+        self._figures.repairs.listed = len(listed)
         now = self._loop.time()
         known = {*listed, *active}
         self._retries = {each: retry for each, retry in self._retries.items() if each in known}
         self._repairer.keep_only(known)
-        self._figures.holes &= known
+        self._figures.cold.holes &= known
         due = [
             each
             for each in listed
@@ -154,12 +154,12 @@ class Worker:
             await self._repairs.note_failure(listed, outcome.reason, missing=outcome.missing)
         elif await self._repairs.remove(listed):
             self._retries.pop(ledger_id, None)
-            self._figures.repairs += 1
-            self._figures.repair_times.note(steady_s() - begun_s)
+            self._figures.repairs.done += 1
+            self._figures.repairs.times.note(steady_s() - begun_s)
             logger.info("repaired ledger=%d", ledger_id)
 
     def _back_off(self, ledger_id: int, outcome: Outcome) -> None:
-        self._figures.failed_repairs += 1
+        self._figures.repairs.failed += 1
         retry = self._retry_of(ledger_id)
         if outcome.retry_s is None:
             retry.failed(self._loop.time())

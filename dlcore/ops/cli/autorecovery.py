@@ -178,7 +178,7 @@ async def _started(
     from dlcore.ops.upkeep.worker import LogUpkeep
 
     recovery, figures = config.recovery, RecoveryFigures()
-    lags = SubscriberLags(namespace, figures, interval_s=recovery.lag_interval_s)
+    lags = SubscriberLags(namespace, figures.audit, interval_s=recovery.lag_interval_s)
     upkeep = LogUpkeep.of(namespace, config.upkeep, figures)
     operated = operated_recovery(namespace, recovery, figures, tls)
     service = AutoRecovery(

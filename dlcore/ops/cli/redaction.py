@@ -87,7 +87,7 @@ def redact_log(
         ),
         is_long=True,
     )
-    if not receipt.rows and not receipt.is_purged:
+    if not receipt.done.rows and not receipt.is_purged:
         note("no row was found; --purge removes copies of records that the log has no more")
     if receipt.left:
         click.get_current_context().exit(1)
@@ -152,6 +152,7 @@ async def _opened(
 def _write(audit: AuditFile, receipt: Receipt) -> None:
     from dlcore.base.access.audit import AuditLine
 
+    done = receipt.done
     result = "ok" if not receipt.left else "waits: " + "; ".join(receipt.left)
     audit.write(
         AuditLine(
@@ -159,10 +160,10 @@ def _write(audit: AuditFile, receipt: Receipt) -> None:
             address="",
             entrance=ENTRANCE,
             resource=(
-                f"log={receipt.log} id={receipt.log_id} where={receipt.shape!r} "
-                f"digest=sha256:{receipt.digest} rows={receipt.rows} "
-                f"segments={len(receipt.segments)} ledgers={receipt.ledgers} "
-                f"objects={receipt.objects}"
+                f"log={receipt.log.name} id={receipt.log.log_id} where={done.shape!r} "
+                f"digest=sha256:{done.digest} rows={done.rows} "
+                f"segments={len(done.segments)} ledgers={len(done.ledgers)} "
+                f"objects={done.objects}"
             ),
             result=result,
         )
@@ -172,15 +173,16 @@ def _write(audit: AuditFile, receipt: Receipt) -> None:
 
 def fields_of(receipt: Receipt) -> dict[str, Any]:
     """Return a receipt for people and programs; the salt is only here, and not in the audit log."""
+    done = receipt.done
     return {
-        "log": receipt.log,
-        "rows": receipt.rows,
-        "segments": len(receipt.segments),
-        "ledgers": receipt.ledgers,
-        "objects": receipt.objects,
+        "log": receipt.log.name,
+        "rows": done.rows,
+        "segments": len(done.segments),
+        "ledgers": len(done.ledgers),
+        "objects": done.objects,
         "purged": receipt.is_purged,
-        "where": receipt.shape,
-        "salt": receipt.salt,
-        "digest": receipt.digest,
+        "where": done.shape,
+        "salt": done.salt,
+        "digest": done.digest,
         "left": "; ".join(receipt.left) or None,
     }

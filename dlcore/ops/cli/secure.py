@@ -109,20 +109,18 @@ def init(
     """
     with missing_packages_explained():
         from dlcore.ops.secure.folder import make_missing
-    from dlcore.ops.secure.plan import ClusterPlan
+    from dlcore.ops.secure.plan import ClusterPlan, Places, Ports
 
     plan = ClusterPlan(
         uri=namespace_uri(),
         hosts=hosts,
         clients=clients,
         remote_clients=remote_clients,
-        folder=str(folder.absolute()),
-        installed=install_dir.rstrip("/"),
-        data_dir=data_dir,
+        places=Places(
+            folder=str(folder.absolute()), installed=install_dir.rstrip("/"), data_dir=data_dir
+        ),
         zookeeper_tls=zookeeper_tls,
-        bookie_port=bookie_port,
-        control_port=control_port,
-        proxy_port=proxy_port,
+        ports=Ports(bookie_port=bookie_port, control_port=control_port, proxy_port=proxy_port),
     )
     made = make_missing(folder, plan, now_ms=SystemClock().now_ms(), days=days)
     text = "\n".join(f"made {folder / name}" for name in made)

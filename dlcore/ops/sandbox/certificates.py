@@ -9,7 +9,7 @@ from dlcore.base.access.tls import TlsFiles
 from dlcore.base.clock import SystemClock
 from dlcore.base.extras import missing_packages_explained
 from dlcore.ops.sandbox.process import HOST
-from dlcore.ops.secure.plan import AUDIENCE, ISSUER, ClusterPlan, Member, Role
+from dlcore.ops.secure.plan import AUDIENCE, ISSUER, ClusterPlan, Member, Places, Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Certificates:
             uri=uri,
             hosts=self._hosts,
             clients=(_CLIENT,),
-            folder=str(self.folder),
+            places=Places(folder=str(self.folder)),
             zookeeper_user=False,  # the embedded one is reached from this machine only
         )
         make_missing(self.folder, plan, now_ms=SystemClock().now_ms(), days=_DAYS)

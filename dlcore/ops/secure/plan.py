@@ -96,6 +96,48 @@ class Member:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The folders of a cluster: of its files, and of each host's data."""
+
+    folder: str
+    """The folder of the cluster."""
+    installed: str = ""
+    """The folder in which each host will have its files; empty: they stay where they are made."""
+    data_dir: str = "/var/lib/dlog"
+    """The folder of a host's data: of its bookie, and of its proxy's audit log."""
+
+    def __post_init__(self) -> None:
+        for key in ("folder", "installed", "data_dir"):
+            path = getattr(self, key)
+            require(
+                condition=path.isprintable()
+                and (path.startswith("/") or (key, path) == ("installed", "")),
+                key=key,
+                value=path,
+                rule="expected an absolute path of printable characters",
+            )
+
+    def of(self, member: Member) -> str:
+        """Return the folder in which a member finds its files."""
+        stays = not self.installed or member.is_client
+        return f"{self.folder}/{member.folder}" if stays else self.installed
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The ports of the processes of each host."""
+
+    bookie_port: int = 3181
+    control_port: int = 3182
+    proxy_port: int = 4190
+
+    def __post_init__(self) -> None:
+        require_positive(self, "bookie_port", "control_port", "proxy_port")
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
     """The hosts and clients of a cluster, and what their settings have in common."""
 
@@ -107,19 +149,12 @@ class ClusterPlan:
     """Names of clients that reach bookies and proxies."""
     remote_clients: tuple[str, ...] = ()
     """Names of clients that reach proxies only."""
-    folder: str
-    """The folder of the cluster."""
-    installed: str = ""
-    """The folder in which each host will have its files; empty: they stay where they are made."""
-    data_dir: str = "/var/lib/dlog"
-    """The folder of a host's data: of its bookie, and of its proxy's audit log."""
+    places: Places
     zookeeper_user: bool = True
     """Whether all nodes in ZooKeeper are for one user, whom zookeeper.auth names."""
     zookeeper_tls: bool = False
     """Whether the servers of the URI have certificates, and listen there for TLS."""
-    bookie_port: int = 3181
-    control_port: int = 3182
-    proxy_port: int = 4190
+    ports: Ports = Ports()
 
     def __post_init__(self) -> None:
         parse_uri(self.uri)
@@ -140,16 +175,6 @@ class ClusterPlan:
             value=",".join(self.remote_clients),
             rule="expected the hosts of the proxies as well, those from before among them",
         )
-        for key in ("folder", "installed", "data_dir"):
-            path = getattr(self, key)
-            require(
-                condition=path.isprintable()
-                and (path.startswith("/") or (key, path) == ("installed", "")),
-                key=key,
-                value=path,
-                rule="expected an absolute path of printable characters",
-            )
-        require_positive(self, "bookie_port", "control_port", "proxy_port")
 
     @property
     def members(self) -> Iterator[Member]:
@@ -183,8 +208,7 @@ class ClusterPlan:
 
     def settings_of(self, member: Member) -> str:
         """Return the text of a member's configuration."""
-        stays = not self.installed or member.is_client
-        place = f"{self.folder}/{member.folder}" if stays else self.installed
+        place = self.places.of(member)
         files = {
             "tls_ca": f"{place}/ca.pem",
             "tls_cert": f"{place}/{member.stem}.pem",
@@ -199,13 +223,13 @@ class ClusterPlan:
             own = {
                 "name": member.place,
                 "metadata_uri": self.uri,
-                "data_dir": f"{self.data_dir}/bookie",
+                "data_dir": f"{self.places.data_dir}/bookie",
             }
-            ports = {"port": self.bookie_port, "control_port": self.control_port}
+            ports = {"port": self.ports.bookie_port, "control_port": self.ports.control_port}
             names = {"tls_client_names": ", ".join(f"*.{each.value}" for each in _DIRECT)}
             return _table("bookie", own | _address(member.place) | ports | files | names | user)
         if member.role is Role.REMOTE:
-            proxies = ",".join(address_of(each, self.proxy_port) for each in self.hosts)
+            proxies = ",".join(address_of(each, self.ports.proxy_port) for each in self.hosts)
             return _table("dlog", {"endpoint": f"grpc+tls://{proxies}"} | files)
         text = _table("dlog", {"uri": self.uri} | files | user)
         if member.role is Role.PROXY:
@@ -237,13 +261,13 @@ class ClusterPlan:
         clients = (Member(Role.CLIENT, each).name for each in self.clients)
         return {
             **_address(member.place),
-            "port": self.proxy_port,
+            "port": self.ports.proxy_port,
             "token_issuer": ISSUER,
             "token_audience": AUDIENCE,
             "token_keys": f"{place}/tokens.pem",
             # They reach bookies and ZooKeeper, where no rule binds them.
             "super_users": ",".join(f"{Proof.CERTIFICATE.value}:{each}" for each in clients),
-            "audit_file": f"{self.data_dir}/audit.jsonl",
+            "audit_file": f"{self.places.data_dir}/audit.jsonl",
         }
 
 

@@ -189,7 +189,7 @@ async def complete_unowned(context: LogContext, at: VersionedHead) -> VersionedH
             return await context.logs.apply(change)
         except MetadataVersionError:
             return await context.logs.read(at.log)
-    if await context.logs.read_lock(at.log) is not None:
+    if await context.logs.locks.holder_of(at.log) is not None:
         return at
     return await recover_log(context, at, only_this=True)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dlcore.base.isolating import Troubles
     from dlcore.log.context import LogContext
     from dlcore.metadata.port import Versioned
-    from dlcore.ops.autorecovery.metrics import RecoveryFigures
+    from dlcore.ops.autorecovery.metrics import ExportFigures
     from dlcore.ops.upkeep.config import UpkeepConfig
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PeriodicExporter:
         context: the namespace's adapters.
         config: where exports go, how often, and how many stay.
         lock: takes a lock by name, and yields whether it was free.
-        figures: the figures of the process.
+        figures: those of its work in this process.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PeriodicExporter:
         context: LogContext,
         config: UpkeepConfig,
         lock: Callable[[str], AbstractAsyncContextManager[bool]],
-        figures: RecoveryFigures,
+        figures: ExportFigures,
     ) -> None:
         self._context = context
         self._config = config
@@ -79,7 +79,7 @@ class PeriodicExporter:
         """
         place = self._config.export
         if not place:
-            self._figures.exported_s = None
+            self._figures.made_s = None
             return None
         # Most looks find nothing due, and cost this one read.
         _, is_now = await self._look()
@@ -104,8 +104,8 @@ class PeriodicExporter:
         tell = partial(logger.warning, "an export is made anew: %s; to do: nothing")
         last = decode_or_tell(LastExport, node, source=path, tell=tell)
         age_ms = age_ms_of(last, config.export, context.clock.now_ms())
-        self._figures.export_every_s = config.export_every_s
-        self._figures.exported_s = self._begun_s if age_ms is None else steady_s() - age_ms / 1000
+        self._figures.every_s = config.export_every_s
+        self._figures.made_s = self._begun_s if age_ms is None else steady_s() - age_ms / 1000
         return node, is_due(age_ms, every_s=config.export_every_s)
 
     async def _is_unaccepted(self) -> bool:
@@ -166,4 +166,4 @@ class PeriodicExporter:
                 await store.put(path, encode(made), version=node.version)
         except (NodeExistsError, MetadataVersionError) as error:
             logger.info("another worker exports, too: %s", error)
-        self._figures.exported_s = steady_s()
+        self._figures.made_s = steady_s()

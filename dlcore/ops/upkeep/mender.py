@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dlcore.log.cold.parquet import ColdEntry
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
-    from dlcore.ops.autorecovery.metrics import RecoveryFigures
+    from dlcore.ops.autorecovery.metrics import ColdFigures
     from dlcore.ops.upkeep.mending import Event, Work
     from dlcore.wire.frames import BytesLike
 
@@ -88,10 +88,10 @@ class ColdMender(SegmentRewriter):
     Args:
         context: the namespace's adapters.
         owner: the owner of ledgers that are being filled; mending fills none.
-        figures: the counts of the process.
+        figures: those of its work in this process.
     """
 
-    def __init__(self, context: LogContext, owner: StagingOwner, figures: RecoveryFigures) -> None:
+    def __init__(self, context: LogContext, owner: StagingOwner, figures: ColdFigures) -> None:
         super().__init__(context, owner)
         self._figures = figures
 

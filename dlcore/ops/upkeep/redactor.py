@@ -168,28 +168,14 @@ class Receipt(NamedTuple):
     """The result of a redaction.
 
     Attributes:
-        log: the log's name.
-        log_id: its id.
-        shape: the conditions without literals.
-        salt: with it and the conditions' text one can prove what was asked for.
-        digest: SHA-256 of salt, a colon and the text of the conditions.
-        rows: how many rows lost their columns.
-        segments: the segments that were changed.
-        ledgers: how many ledgers were removed.
-        objects: how many objects were deleted.
+        log: the log.
+        done: what was asked for, and what was changed and removed.
         is_purged: whether old copies of records are gone from all files.
         left: why some files may still have the rows, a sentence each.
     """
 
-    log: str
-    log_id: str
-    shape: str
-    salt: str
-    digest: str
-    rows: int
-    segments: tuple[int, ...]
-    ledgers: int
-    objects: int
+    log: LogMetadata
+    done: StoredRedaction
     is_purged: bool
     left: tuple[str, ...]
 
@@ -351,17 +337,9 @@ class LogRedactor:
             finally:
                 with contextlib.suppress(DLError):  # a worker of auto-recovery does it later
                     await self._copier.tidy()
-        last = self._purger.last or self._new()
         return Receipt(
-            log=self._log.name,
-            log_id=self._log.log_id,
-            shape=last.shape,
-            salt=last.salt,
-            digest=last.digest,
-            rows=last.rows,
-            segments=last.segments,
-            ledgers=len(last.ledgers),
-            objects=last.objects,
+            log=self._log,
+            done=self._purger.last or self._new(),
             is_purged=machine.state is RedactionState.DONE,
             left=machine.left,
         )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.metadata.port import Versioned
     from dlcore.ops.autorecovery.listing import RepairList
-    from dlcore.ops.autorecovery.metrics import RecoveryFigures
+    from dlcore.ops.autorecovery.metrics import ColdFigures
     from dlcore.ops.upkeep.config import UpkeepConfig
     from dlcore.ops.upkeep.scrubbing import Effect, Event
 
@@ -59,7 +59,7 @@ class ColdScrubber:
         config: the period and the pace.
         repairs: the list on which ledgers with damaged objects are put.
         lock: takes a lock by name, and yields whether it was free.
-        figures: the counts of the process.
+        figures: those of its work in this process.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ColdScrubber:
         config: UpkeepConfig,
         repairs: RepairList,
         lock: Callable[[str], AbstractAsyncContextManager[bool]],
-        figures: RecoveryFigures,
+        figures: ColdFigures,
     ) -> None:
         self._context = context
         self._config = config

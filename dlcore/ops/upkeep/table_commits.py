@@ -223,6 +223,100 @@ Effect: TypeAlias = Work | Ended[bool]
 BEGINNING: Place = (1, 0)
 
 
+class _Checkpoints:
+    """When a checkpoint is made, and the error of one that was not, for the end of the run."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._tried = -1  # the version for which one was made, or tried
+        self.late: DLError | None = None
+
+    def is_due(self, seen: TableSeen) -> bool:
+        if seen.version in (0, self._tried):
+            return False
+        if seen.checkpoint is None:
+            return seen.version % self._every == 0
+        # One has all files: its share in a commit's cost does not grow with the table.
+        every = max(self._every, len(seen.files) // CHECKPOINTED_PER_COMMIT_MAX)
+        return seen.version - seen.checkpoint >= every
+
+    def begin(self, version: int) -> None:
+        self._tried = version
+
+    def failed(self, error: DLError) -> None:
+        """Keep the error: commits go on without the checkpoint."""
+        self.late = error
+
+    def require_made(self) -> None:
+        """Raise the error of the last one that failed."""
+        if self.late is not None:
+            raise self.late
+
+
+class _Comparison:
+    """The comparison of all files with the chain, of which a run does a share."""
+
+    def __init__(self, reached: Place | None, files_max: int) -> None:
+        self.reached = reached
+        """Up to where files were compared; None: all were."""
+        self._files_left = files_max
+
+    def next_part(self) -> Place | None:
+        """Return where the next part begins; None if this run does no more."""
+        return self.reached if self._files_left > 0 else None
+
+    def compared(self, files: int, reached: Place | None) -> None:
+        self._files_left -= files
+        self.reached = reached
+
+
+class _Changes:
+    """The commits of a run, one after the other: what they did, and how often one was tried."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self._adds_version = False
+        self._made_after = -2  # the version that was seen before the last commit that was made
+        self._fields: tuple[Field, ...] = ()
+        self._replacing: Commit | None = None
+
+    def begin(self, effect: Create | AddFields | Commit) -> None:
+        """Note a commit that is being made.
+
+        Raises:
+            TableError: it was made before, and the table is as if it had not been.
+        """
+        match effect:
+            case AddFields(fields):
+                if fields == self._fields:
+                    raise TableError(f"the table does not take the columns {list(fields)}")
+                self._fields = fields
+            case Commit(adds, is_same=True):
+                if effect == self._replacing:
+                    raise TableError(f"the table does not take {adds[0].name} and others")
+                self._replacing = effect
+        self._adds_version = not isinstance(effect, AddFields)  # columns are none in Iceberg
+
+    def made(self, seen: TableSeen | None) -> None:
+        """Note that the commit after this version was made."""
+        self.attempts = 0
+        if self._adds_version:
+            self._made_after = -1 if seen is None else seen.version
+
+    def failed(self) -> None:
+        """Note that a commit was refused, or that its outcome is unknown: it may be made again."""
+        self._fields, self._replacing = (), None
+        self.attempts += 1
+
+    def require_newer(self, seen: TableSeen) -> None:
+        """Raise if a version is older than what was committed."""
+        if seen.version <= self._made_after:
+            raise ObjectStoreError(
+                f"the store shows version {seen.version} of the table, which is older than the "
+                "last commit"
+            )
+
+
 class TableCommits(StepMachine[TableState, Event, Work, bool]):
     """Lets a table follow its log, once.
 
@@ -250,21 +344,18 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         self.state = TableState.READY
         self._app_id = app_id
         self._form = form
-        self._checkpoint_every = checkpoint_every
         self._known = known
-        self.compared = compared
-        """Up to where files were compared; None: all were."""
-        self._compare_max = compare_max
         self._table: TableSeen | None = None
         self._chain: Chain | None = None
         self._position: Place | None = None  # of the table at the end, or of the next commit
-        self._attempts = 0
-        self._tidied = -1  # the version for which a checkpoint was made, or tried
-        self._late: DLError | None = None
-        self._adds_version = False
-        self._made_after = -2  # the version that was seen before the last commit that was made
-        self._grown: tuple[Field, ...] = ()
-        self._replacing: Commit | None = None
+        self._checkpoints = _Checkpoints(checkpoint_every)
+        self._comparison = _Comparison(compared, compare_max)
+        self._changes = _Changes()
+
+    @property
+    def compared(self) -> Place | None:
+        """Up to where files were compared; None: all were."""
+        return self._comparison.reached
 
     @property
     def followed(self) -> Followed | None:
@@ -324,35 +415,23 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 f"{seen.description[:200]!r} and has no position of this log: it is of another "
                 f"log, or not made by dlog; to do: {self._form.away}, or unset the setting `table`"
             )
-        if seen.version <= self._made_after:
-            raise ObjectStoreError(
-                f"the store shows version {seen.version} of the table, which is older than the "
-                "last commit"
-            )
+        self._changes.require_newer(seen)
         self._table = seen
-        if self._is_checkpoint_due(seen):
+        if self._checkpoints.is_due(seen):
             return self._tidy(seen.version)
         return self._read()
 
-    def _is_checkpoint_due(self, seen: TableSeen) -> bool:
-        if seen.version in (0, self._tidied):
-            return False
-        if seen.checkpoint is None:
-            return seen.version % self._checkpoint_every == 0
-        # One has all files: its share in a commit's cost does not grow with the table.
-        every = max(self._checkpoint_every, len(seen.files) // CHECKPOINTED_PER_COMMIT_MAX)
-        return seen.version - seen.checkpoint >= every
-
     def _tidy(self, version: int) -> Effect:
-        self._tidied = version
+        self._checkpoints.begin(version)
         self._become(TableState.TIDYING)
         return Tidy()
 
     def _read(self) -> Effect:
         position = None if self._table is None else self._table.position
-        if position is not None and self.compared is not None and self._compare_max > 0:
+        part = self._comparison.next_part()
+        if position is not None and part is not None:
             self._become(TableState.COMPARING)
-            return ReadChain(self.compared)
+            return ReadChain(part)
         self._become(TableState.READING)
         return ReadChain(position or BEGINNING)
 
@@ -371,10 +450,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         self._require_fit(table, position, chain)
         missing = self._form.missing_fields(table.fields, chain.fields)
         if missing:
-            if self._grown == tuple(missing):
-                raise TableError(f"the table does not take the columns {missing}")
-            self._grown = tuple(missing)
-            return self._change(AddFields(self._grown, position))
+            return self._change(AddFields(tuple(missing), position))
         if self.state is TableState.COMPARING:
             return self._compare(table, position, chain)
         return self._advance(table, position, chain)
@@ -385,20 +461,16 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         until = min(position, chain.end) if chain.goes_on else position
         replaced = self._replaced(table, self.compared, until, chain)
         if replaced is not None:
-            if replaced == self._replacing:
-                raise TableError(f"the table does not take {replaced.adds[0].name} and others")
-            self._replacing = replaced
             return self._change(replaced)  # then the part is compared again
-        self._compare_max -= len(chain.objects)
-        self.compared = None if until == position else until
+        self._comparison.compared(len(chain.objects), None if until == position else until)
         if chain.goes_on:
             return self._read()
         self._become(TableState.READING)
         return self._advance(table, position, chain)  # it was read from there on, too
 
     def _change(self, effect: Create | AddFields | Commit) -> Effect:
+        self._changes.begin(effect)
         self._position = effect.position
-        self._adds_version = not isinstance(effect, AddFields)  # columns are none in Iceberg
         self._become(TableState.CHANGING)
         return effect
 
@@ -464,14 +536,11 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
     def _done(self) -> Effect:
         if self.state is TableState.TIDYING:
             return self._read()
-        self._attempts = 0
-        if self._adds_version:
-            self._made_after = -1 if self._table is None else self._table.version
+        self._changes.made(self._table)
         return self._look()
 
     def _end(self) -> Effect:
-        if self._late is not None:
-            raise self._late
+        self._checkpoints.require_made()
         self._become(TableState.FOLLOWED)
         return Ended(True)
 
@@ -479,24 +548,23 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         if not isinstance(error, ObjectStoreError):
             raise error
         if self.state is TableState.TIDYING:
-            self._late = error  # commits go on, and this is raised at the end
+            self._checkpoints.failed(error)
             return self._read()
-        self._grown, self._replacing = (), None
-        self._attempts += 1
-        if self.state is not TableState.CHANGING or self._attempts == ATTEMPTS_MAX:
+        self._changes.failed()
+        if self.state is not TableState.CHANGING or self._changes.attempts == ATTEMPTS_MAX:
             raise error
         return self._look()
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        assert self._attempts <= ATTEMPTS_MAX
+        assert self._changes.attempts <= ATTEMPTS_MAX
         if self.state is TableState.CHANGING:
             before = BEGINNING if self._table is None else self._table.position
             assert before is not None
             assert self._position is not None
             assert self._position >= before
         if self.state is TableState.FOLLOWED:
-            assert self._late is None
+            assert self._checkpoints.late is None
         if self.compared is None:
             assert self.state is not TableState.COMPARING
 

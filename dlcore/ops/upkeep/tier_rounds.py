@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.metadata.port import Versioned
-    from dlcore.ops.autorecovery.metrics import RecoveryFigures
+    from dlcore.ops.autorecovery.metrics import TieringFigures
     from dlcore.ops.upkeep.config import UpkeepConfig
     from dlcore.ops.upkeep.table_keeper import TableKeeper
     from dlcore.ops.upkeep.tier_visits import Look, TierRule
@@ -61,7 +61,7 @@ class TierRounds:
         owner: the owner of the ledgers that are being filled.
         config: how much at a time, and the namespace's own tier.
         lock: takes a lock by name, and yields whether it was free.
-        figures: the figures of the process.
+        figures: those of its work in this process.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TierRounds:
         owner: StagingOwner,
         config: UpkeepConfig,
         lock: Callable[[str], AbstractAsyncContextManager[bool]],
-        figures: RecoveryFigures,
+        figures: TieringFigures,
     ) -> None:
         self._context = context
         self._owner = owner
@@ -98,7 +98,7 @@ class TierRounds:
         Raises:
             MetadataError: the store failed.
         """
-        self._figures.tier_round_s = steady_s()
+        self._figures.round_s = steady_s()
         try:
             if self._config.tier != self._wanted.tier:
                 with troubles.isolated("the tier of all logs is not used"):
@@ -109,7 +109,7 @@ class TierRounds:
             due = self._visits.due(self._context.clock.now_ms())
             return await self._visit(due, troubles, is_early=False)
         finally:
-            self._figures.tier_round_s = None
+            self._figures.round_s = None
 
     async def tier_early(self, troubles: Troubles) -> int:
         """Tier what is due in logs whose segments wait less than for a round; return how many runs.

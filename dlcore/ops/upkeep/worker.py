@@ -166,10 +166,10 @@ class LogUpkeep:
         self._repairs = RepairList(context.store, context.paths, context.clock)
         self._token = context.clock.new_token().encode()
         figures = figures or RecoveryFigures()
-        self._tiers = TierRounds(context, owner, config, self._lock, figures)
-        self._scrubber = ColdScrubber(context, config, self._repairs, self._lock, figures)
-        self._exporter = PeriodicExporter(context, config, self._lock, figures)
-        self.mend = ColdMender(context, owner, figures).mend
+        self._tiers = TierRounds(context, owner, config, self._lock, figures.tiering)
+        self._scrubber = ColdScrubber(context, config, self._repairs, self._lock, figures.cold)
+        self._exporter = PeriodicExporter(context, config, self._lock, figures.export)
+        self.mend = ColdMender(context, owner, figures.cold).mend
         """Mends a cold ledger that is on the list of repairs."""
         self._requests = RequestedUpkeep(context, owner, config, self._lock)
         self._strays_due_s = 0.0  # by the event loop's clock

@@ -122,7 +122,7 @@ class WriterOpener:
             return True
         if is_here or (owner in unreached and await membership.is_gone(owner)):
             key = LogKey(name=log.name, log_id=log.log_id)
-            if await self._namespace.log_context.logs.break_lock(key, owner):
+            if await self._namespace.log_context.logs.locks.break_one(key, owner):
                 logger.warning(
                     "log=%s: its lock was left by %s, which is gone; to do: nothing, this proxy "
                     "takes it",
@@ -160,7 +160,7 @@ class WriterOpener:
             context.logs.paths_of(key).lock, changed.set, children=False
         )
         try:
-            while await context.logs.read_lock(key) is None:
+            while await context.logs.locks.holder_of(key) is None:
                 await changed.wait()
                 changed.clear()
         finally:

@@ -91,7 +91,7 @@ def test_few_survivors_are_not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 def faults(*, install: str) -> int:
     """Return the page faults of 400 MiB of blocks in a process; each MiB has 256 pages."""
     command = [sys.executable, "-c", MESSAGES.format(install=install)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return int(subprocess.check_output(command, text=True, cwd=ROOT))  # pytest shows its errors
 
 
 def test_freed_memory_is_kept() -> None:

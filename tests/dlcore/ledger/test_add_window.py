@@ -113,7 +113,7 @@ def test_a_change_counts_copies_and_asks_no_bookie_that_left() -> None:
 def replacements_of() -> Replacements:
     """Return a search without luck of its own."""
     search: object = GivenChoice()
-    return Replacements(search, EVEN_LUCK, 1.0)  # type: ignore[arg-type]
+    return Replacements(MEMBERS, search, EVEN_LUCK, 1.0)  # type: ignore[arg-type]
 
 
 def chosen(*candidates: str, readmitted: str = "") -> ChoiceDue:
@@ -128,7 +128,7 @@ def test_a_bookie_that_refuses_entries_neither_joins_nor_returns() -> None:
     replacements = replacements_of()
     replacements.fail(1, B, AWAY)
     replacements.unfit[D] = BadRequestError("too large")
-    assert not replacements.choose(chosen("D"), MEMBERS, 3)
+    assert not replacements.choose(chosen("D"), 3)
     assert "no answer" in replacements.missing()
     assert "too large" in replacements.missing()
     replacements.unfit[B] = BadRequestError("too large")
@@ -142,11 +142,12 @@ def test_a_stored_change_leaves_other_failures() -> None:
     """A member that failed meanwhile is to be replaced by the next change."""
     replacements = replacements_of()
     replacements.fail(1, B, AWAY)
-    assert replacements.choose(chosen("D"), MEMBERS, 3)
-    assert replacements.changed(MEMBERS) == (A, D, C)
+    assert replacements.choose(chosen("D"), 3)
+    assert replacements.changed() == (A, D, C)
     replacements.fail(2, C, AWAY)
-    replacements.replaced({1})
+    assert replacements.replaced((A, D, C)) == {1}
     assert (replacements.failed, replacements.joining) == ({2: C}, {})
+    assert replacements.members == (A, D, C)
 
 
 def test_one_look_is_due_at_a_time() -> None:

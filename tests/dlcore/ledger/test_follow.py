@@ -528,7 +528,7 @@ class World:
     def push(self) -> None:
         """Let the followed bookie push what it holds, which is not all."""
         assert self.followed is not None
-        first = self.machine._next
+        first = self.machine._coming.first
         held = [each for each in range(first, self.lac + 1) if self.rng.random() < 0.7]
         is_lie = self.followed.bookie == self.liar and self.rng.random() < 0.5
         lac = self.lac + 3 if is_lie else self.lac
@@ -574,7 +574,7 @@ def test_every_entry_comes_once_whatever_happens() -> None:
     seen: set[FollowState] = set()
     for seed in range(300):
         world = World(seed)
-        first = world.machine._next
+        first = world.machine._coming.first
         world.handle(Tick(0.0))
         turns = 0
         while not world.is_over:

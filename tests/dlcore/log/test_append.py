@@ -74,7 +74,7 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     machine = appender()
     assert machine.next_step(now_ms=0) is None
     assert machine.last_txid == -1
-    assert (machine.report.last_dlsn, machine.end) == (None, None)
+    assert (machine.report.last_dlsn, machine.log.end) == (None, None)
     machine.add_record(4, b"a", "a")
     assert machine.next_step(now_ms=0) == StartSegment(EMPTY, None)
     started(machine)
@@ -83,9 +83,9 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     machine.add_batch(batch_of([4, 5], [b"b", b"c"]), "c")
     machine.add_record(5, b"d", "d")
     assert machine.next_step(now_ms=0) is None
-    assert (machine.end, machine.last_txid) == (None, 5)
+    assert (machine.log.end, machine.last_txid) == (None, 5)
     assert machine.durable() == [Acknowledge(1, 0, [0], ["a"])]
-    assert machine.end == DLSN(1, 1, 0)
+    assert machine.log.end == DLSN(1, 1, 0)
     assert sent(machine) == 3
     assert machine.transmitter.pending_bytes > 0
     assert machine.durable() == [Acknowledge(1, 1, [1, 2], ["c", "d"])]
@@ -120,7 +120,7 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     started(machine, 2, now_ms=now_ms)
     assert sent(machine, now_ms=now_ms) == 1
     assert machine.durable() == [Acknowledge(2, 0, [0, 0], ["c", "flush"])]
-    assert machine.at.head.next_sequence_id == 2
+    assert machine.log.at.head.next_sequence_id == 2
     known = [
         machine.report.sequence_id_of(DLSN(*each)) for each in ((1, 0, 0), (1, 1, 0), (2, 0, 0))
     ]
@@ -271,7 +271,7 @@ def test_the_first_failure_is_the_last_word() -> None:
     )
     machine.feed(Suspended())
     machine.feed(LedgerClosed(9, 0, 0))
-    assert machine.feed(Completed(machine.at, 0)) == []
+    assert machine.feed(Completed(machine.log.at, 0)) == []
     assert machine.next_step(now_ms=0) is None
     assert state_of(machine) is WriterState.FAILED
     assert str(machine.report.unwritten) == "2 records, transaction ids 2 to 3"
@@ -445,7 +445,7 @@ def test_a_change_beside_ours_is_no_harm() -> None:
     machine.end_with(Ending.CLOSE, "close")
     first = closed(machine, 0)
     assert isinstance(first, CompleteSegment)
-    change = plan_truncate(PATHS, machine.at, DLSN(1, 1, 0))
+    change = plan_truncate(PATHS, machine.log.at, DLSN(1, 1, 0))
     assert change is not None
     assert machine.feed(Overtaken(change.after, 0)) == []
     assert machine.next_step(now_ms=0) == CompleteSegment(change.after, first.closing, seal=False)
@@ -454,19 +454,19 @@ def test_a_change_beside_ours_is_no_harm() -> None:
 def test_truncation_beside_the_machine() -> None:
     """The head it left is gone on from, unless the log is not ours any more."""
     machine = writing()
-    change = plan_truncate(PATHS, machine.at, DLSN(1, 1, 0))
+    change = plan_truncate(PATHS, machine.log.at, DLSN(1, 1, 0))
     assert change is not None
     assert machine.feed(HeadChanged(change.after, 0)) == []
-    assert machine.at == change.after
+    assert machine.log.at == change.after
     assert machine.feed(HeadChanged(completed_by_another(machine), 0)) == []
     assert isinstance(machine.error, OwnershipAcquireFailedError)
     idle = appender()
     theirs = opened_by_another(EMPTY)
     assert idle.feed(HeadChanged(theirs, 0)) == []
-    assert idle.at == EMPTY
+    assert idle.log.at == EMPTY
     done = plan_complete(PATHS, theirs, now_ms=6, closing=None, empty_ledger_id=77).after
     idle.feed(HeadChanged(done, 0))
-    assert idle.at == done
+    assert idle.log.at == done
 
 
 def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
@@ -475,12 +475,12 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     theirs = VersionedHead(log=EMPTY.log, head=head, version=1)
     bare = Stepped[str](EMPTY, SMALL)
     assert bare.feed(HeadChanged(theirs, 0)) == []
-    assert bare.at == theirs
+    assert bare.log.at == theirs
     idle = Stepped[str](EMPTY, SMALL, producers=Producers())
     assert idle.feed(HeadChanged(EMPTY, 0)) == []
     idle.feed(HeadChanged(theirs, 0))
     assert isinstance(idle.error, OwnershipAcquireFailedError)
-    assert idle.at == EMPTY
+    assert idle.log.at == EMPTY
     overtaken = Stepped[str](EMPTY, SMALL, producers=Producers())
     overtaken.feed(HeadChanged(opened_by_another(EMPTY), 0))
     assert isinstance(overtaken.error, OwnershipAcquireFailedError)
@@ -518,12 +518,12 @@ def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> No
 def test_whether_the_log_is_as_we_left_it() -> None:
     """The ways to regain a lost lock."""
     machine = writing()
-    assert machine.is_untouched(machine.at)
-    assert not machine.is_untouched(completed_by_another(machine))
+    assert machine.log.is_untouched(machine.log.at)
+    assert not machine.log.is_untouched(completed_by_another(machine))
     idle = appender()
-    assert idle.is_untouched(EMPTY)
-    assert not idle.is_untouched(opened_by_another(EMPTY))
-    assert not idle.is_untouched(
+    assert idle.log.is_untouched(EMPTY)
+    assert not idle.log.is_untouched(opened_by_another(EMPTY))
+    assert not idle.log.is_untouched(
         plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after
     )
 
@@ -534,9 +534,9 @@ def test_an_idle_segment_is_completed_when_it_is_old() -> None:
     assert machine.old_in_s(now_ms=400) == 0.6
     assert machine.next_step(now_ms=999) is None
     step = closed(machine, 0, now_ms=1000)
-    assert step == CompleteSegment(machine.at, machine._segment.closing, seal=False, ends=False)  # type: ignore[union-attr]
+    assert step == CompleteSegment(machine.log.at, machine.log.closing, seal=False, ends=False)
     assert machine.old_in_s(now_ms=2000) is None
-    after = plan_complete(PATHS, machine.at, now_ms=1000, closing=step.closing).after
+    after = plan_complete(PATHS, machine.log.at, now_ms=1000, closing=step.closing).after
     assert machine.feed(Completed(after, 0, ends=False)) == []
     assert state_of(machine) is WriterState.OPENING
     assert machine.next_step(now_ms=5000) is None
@@ -557,7 +557,7 @@ def test_a_close_while_an_idle_segment_is_completed() -> None:
     step = closed(machine, 0, now_ms=1000)
     assert isinstance(step, CompleteSegment)
     machine.end_with(Ending.CLOSE, "close")
-    after = plan_complete(PATHS, machine.at, now_ms=1000, closing=step.closing).after
+    after = plan_complete(PATHS, machine.log.at, now_ms=1000, closing=step.closing).after
     assert machine.feed(Completed(after, 0, ends=False)) == [Ended("close")]
 
 

@@ -130,7 +130,7 @@ class Writing(RuleBasedStateMachine):
         """Whether nothing more is accepted."""
         machine = self.machine
         ended = self.ends or self.pauses or machine.is_over
-        return bool(ended) or machine.at.head.sealed
+        return bool(ended) or machine.log.at.head.sealed
 
     @rule(step=st.integers(-1, 2), count=st.integers(1, 8), size=st.sampled_from([0, 10, 100]))
     def write(self, step: int, count: int, size: int) -> None:
@@ -269,7 +269,7 @@ class Writing(RuleBasedStateMachine):
     @property
     def own_ledger(self) -> Ledger:
         """That of the writer's segment: another may have started a later one."""
-        segment = self.machine._segment
+        segment = self.machine.log.segment
         assert segment is not None
         return self.ledgers[segment.ledger_id]
 
@@ -333,7 +333,7 @@ class Writing(RuleBasedStateMachine):
         """The writer has the lock again, if the log is as it was left."""
         if self.machine.state is not WriterState.SUSPENDED:
             return
-        if self.machine.is_untouched(self.stored):
+        if self.machine.log.is_untouched(self.stored):
             self.perform(self.machine.feed(Resumed(self.now_ms)))
         else:
             self.perform(self.machine.feed(Fail(WriteError("denied"))))

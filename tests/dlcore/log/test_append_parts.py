@@ -11,13 +11,13 @@ from dlcore.log.writing.append import (
     CompleteSegment,
     Ending,
     Ends,
-    KnownHead,
+    KnownLog,
     Overtaken,
     RecoverLog,
     Report,
 )
 from dlcore.log.writing.transmit import OwnExtent, Transmitter
-from tests.fixtures.appenders import EMPTY, PATHS, appender, opened_by_another
+from tests.fixtures.appenders import EMPTY, FENCED, PATHS, appender, opened_by_another
 
 if TYPE_CHECKING:
     from dlcore.log.metadata.values import VersionedHead
@@ -30,9 +30,9 @@ def extent(now_ms: int = 0) -> OwnExtent:
     return OwnExtent.opened(1, plan_start(PATHS, EMPTY, ledger_id=1, now_ms=now_ms).after.head)
 
 
-def known(at: VersionedHead = EMPTY, *, is_stamped: bool = False) -> KnownHead:
+def known(at: VersionedHead = EMPTY, *, is_stamped: bool = False) -> KnownLog:
     """Return what a writer knows that begins at this head."""
-    return KnownHead(at, is_stamped=is_stamped)
+    return KnownLog(at, is_stamped=is_stamped)
 
 
 def test_ends_are_done_in_the_order_of_the_calls() -> None:
@@ -49,27 +49,30 @@ def test_ends_are_done_in_the_order_of_the_calls() -> None:
 
 def test_an_overtaken_change_is_counted_until_one_is_made() -> None:
     """Another writer's segment is to be completed, unless our own is open."""
-    head = known()
+    log = known()
     theirs = opened_by_another(EMPTY)
-    head.overtaken(theirs, has_segment=False)
-    head.overtaken(theirs, has_segment=False)
-    assert (head.attempts, head.must_recover, head.at) == (2, True, theirs)
-    head.recovered(EMPTY)
-    assert (head.attempts, head.must_recover) == (2, False)
-    head.overtaken(theirs, has_segment=True)
-    assert not head.must_recover
-    head.changed(EMPTY)
-    assert (head.attempts, head.at) == (0, EMPTY)
+    assert (log.overtaken(theirs), log.overtaken(theirs)) == (None, None)
+    assert (log.attempts, log.must_recover, log.at) == (2, True, theirs)
+    log.recovered(EMPTY)
+    assert (log.attempts, log.must_recover) == (2, False)
+    ours = opened_by_another(EMPTY, ledger_id=1)
+    log.started(1, ours)
+    assert (log.attempts, log.at) == (0, ours)
+    assert log.overtaken(ours) is None
+    assert (log.attempts, log.must_recover) == (1, False)
+    log.completed(EMPTY)
+    assert (log.attempts, log.segment, log.at) == (0, None, EMPTY)
 
 
 def test_only_a_writer_of_stamps_minds_what_others_wrote() -> None:
     """It knows the producers of its head and of no other."""
     theirs = opened_by_another(EMPTY)
-    assert known(is_stamped=True).is_stale(theirs, end=theirs.head.end)
-    assert not known(is_stamped=True).is_stale(EMPTY, end=EMPTY.head.end)
-    assert not known().is_stale(theirs, end=theirs.head.end)
-    assert "recovered ledger 7" in str(known().taken_over(7))
-    assert "another writer wrote" in str(known().taken_over(None))
+    assert "another writer wrote" in str(known(is_stamped=True).read(theirs))
+    assert known(is_stamped=True).read(EMPTY) is None
+    assert known().read(theirs) is None
+    log = known()
+    log.started(7, opened_by_another(EMPTY, ledger_id=7))
+    assert "recovered ledger 7" in str(log.read(theirs))
 
 
 def test_records_that_were_given_up_are_reported_until_a_caller_knows() -> None:
@@ -78,8 +81,7 @@ def test_records_that_were_given_up_are_reported_until_a_caller_knows() -> None:
     report = Report(transmitter)
     transmitter.add_record(1, b"a", "a")
     assert str(report.unwritten) == str(report.lost) == "1 record, transaction id 1"
-    report.given_up()
-    transmitter.drain()
+    report.give_up(FENCED)
     report.failure_was_reported()
     assert (report.unwritten, str(report.lost)) == (None, "1 record, transaction id 1")
 
@@ -92,7 +94,7 @@ def test_positions_and_sequence_ids_follow_the_entries() -> None:
     for txid in range(3):
         transmitter.add_record(txid, b"a", "a")
         transmitter.next_group()
-        report.acknowledged(segment, transmitter.acknowledged())
+        report.acknowledge(segment)
     assert (report.last_dlsn, segment.end) == (DLSN(1, 2, 0), DLSN(1, 3, 0))
     assert [report.sequence_id_of(DLSN(1, entry, 0)) for entry in range(4)] == [0, 1, 2, None]
 
@@ -116,4 +118,4 @@ def test_a_seal_completes_what_another_left_open_first() -> None:
     machine.end_with(Ending.SEAL, "seal")
     assert machine.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
     assert machine.feed(Overtaken(opened_by_another(EMPTY), 0)) == []
-    assert machine.next_step(now_ms=0) == RecoverLog(machine.at)
+    assert machine.next_step(now_ms=0) == RecoverLog(machine.log.at)

@@ -37,8 +37,7 @@ from dlcore.log.entries.body import (
     decode_entry_header,
     encode_entry,
 )
-from dlcore.log.reading.rows import EntryRows
-from dlcore.log.reading.taking import take_records
+from dlcore.log.reading.rows import EntryRows, take_records
 from tests.fixtures.lengths import for_each
 
 

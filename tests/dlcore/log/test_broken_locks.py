@@ -18,16 +18,16 @@ def test_the_lock_of_the_one_that_was_meant_is_deleted() -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         owner = await cluster.open("gone")
         logs = (await cluster.open("b")).log_context.logs
-        assert not await logs.break_lock(log._log, "gone"), "there is none yet"
+        assert not await logs.locks.break_one(log._log, "gone"), "there is none yet"
         writer = await (await owner.open_log("clicks")).open_writer()
-        assert not await owner.log_context.logs.break_lock(log._log, "gone"), "it is its own"
-        assert not await logs.break_lock(log._log, "other"), "another writer has it"
-        held = await logs.read_lock(log._log)
+        assert not await owner.log_context.logs.locks.break_one(log._log, "gone"), "it is its own"
+        assert not await logs.locks.break_one(log._log, "other"), "another writer has it"
+        held = await logs.locks.holder_of(log._log)
         assert held is not None
         assert held.owner == "gone"
-        assert await logs.break_lock(log._log, "gone")
-        assert await logs.read_lock(log._log) is None
-        assert not await logs.break_lock(log._log, "gone")
+        assert await logs.locks.break_one(log._log, "gone")
+        assert await logs.locks.holder_of(log._log) is None
+        assert not await logs.locks.break_one(log._log, "gone")
         await writer.abort()
 
     on_log(body)
@@ -48,8 +48,8 @@ def test_a_lock_whose_owner_is_at_work_stays(monkeypatch: pytest.MonkeyPatch) ->
             await delete(path, **more)
 
         monkeypatch.setattr(logs._store, "delete", late)
-        assert not await logs.break_lock(log._log, "owner")
-        assert await logs.read_lock(log._log) is not None
+        assert not await logs.locks.break_one(log._log, "owner")
+        assert await logs.locks.holder_of(log._log) is not None
         await writer.write(record(1))
         await writer.aclose()
 

@@ -141,7 +141,7 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
         slow = await cluster.namespaces[0].open_log("clicks", config=config)
         for first in range(8):
             async with await slow.open_reader(dlsn=DLSN(first + 1, 0, 0)) as reader:
-                assert len(reader._fetcher._machine.segments.segments) <= at_once
+                assert len(reader._fetcher._machine.segments.state.segments) <= at_once
                 assert [r.txid async for r in reader] == list(range(first, 7))
         async with await slow.open_reader() as reader:
             following = asyncio.create_task(reader.read_bulk(9, timeout_s=60))
@@ -387,8 +387,8 @@ def test_pushed_entries_are_buffered_within_the_bound() -> None:
             for txid in range(1, 30):
                 await writer.write(record(txid, b"x" * 100))
                 await asyncio.sleep(0.001)
-                assert reader._fetcher._machine.buffered_bytes < 300 + 400
-            assert reader._fetcher._machine.buffered_bytes > 300
+                assert reader._fetcher._machine.buffer.size_bytes < 300 + 400
+            assert reader._fetcher._machine.buffer.size_bytes > 300
             assert [r.txid for r in await reader.read_bulk(29, timeout_s=60)] == list(range(1, 30))
 
     on_log(body)

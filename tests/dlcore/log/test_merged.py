@@ -134,7 +134,7 @@ def test_read_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> N
         async with await namespace.open_merged_reader(NAMES) as reader:
             fetchers = [each.reader._fetcher for each in reader._sources]
             await until(
-                lambda: all(each._machine.buffered_bytes > 30 * 40_000 for each in fetchers)
+                lambda: all(each._machine.buffer.size_bytes > 30 * 40_000 for each in fetchers)
             )
             async for _each in reader:
                 count += 1

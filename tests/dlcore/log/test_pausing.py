@@ -67,7 +67,7 @@ def test_pausing_and_going_on() -> None:
     assert machine.next_step(now_ms=0) is None
     appended = after.with_head(replace_head(after.head, max_txid=70))
     assert machine.feed(SteppedBack(appended, 0)) == []
-    assert (machine.has_room, machine.last_txid, machine.at) == (True, 70, appended)
+    assert (machine.has_room, machine.last_txid, machine.log.at) == (True, 70, appended)
     with pytest.raises(TransactionIdOutOfOrderError):
         machine.add_record(3, b"c", "c")
     machine.add_record(70, b"c", "c")
@@ -88,10 +88,10 @@ def test_a_writer_that_gives_turns_goes_on_in_the_segment_that_it_left() -> None
     assert step.closing is not None
     paused = plan_pause(PATHS, step.at, closing=step.closing).after
     assert machine.feed(Completed(paused, 0)) == [Ended("pause")]
-    assert machine.is_untouched(paused)
+    assert machine.log.is_untouched(paused)
     limits = SegmentLimits.of(SMALL)
     change, _, _ = plan_append(PATHS, paused, [staged(8, size=4_700)], now_ms=0, limits=limits)
-    assert not machine.is_untouched(change.after)
+    assert not machine.log.is_untouched(change.after)
     assert machine.feed(SteppedBack(change.after, 0)) == []
     machine.add_record(5, b"b", "b")
     start = machine.next_step(now_ms=0)
@@ -101,12 +101,12 @@ def test_a_writer_that_gives_turns_goes_on_in_the_segment_that_it_left() -> None
             9, plan_start(PATHS, change.after, ledger_id=9, now_ms=0, limits=limits).after, 0
         )
     )
-    ends = [machine.end]
+    ends = [machine.log.end]
     sent(machine)
     assert machine.durable() == [Acknowledge(1, 3, [0], ["b"])]
-    assert [*ends, machine.end] == [None, DLSN(1, 4, 0)]
-    assert machine._segment is not None
-    assert machine._segment.is_nearly_full(machine._maker.limits, now_ms=0)
+    assert [*ends, machine.log.end] == [None, DLSN(1, 4, 0)]
+    assert machine.log.segment is not None
+    assert machine.log.segment.is_nearly_full(machine._maker.limits, now_ms=0)
     machine.add_record(6, bytes(150), "c")
     rolled = closed(machine, 0)
     assert isinstance(rolled, StartSegment)

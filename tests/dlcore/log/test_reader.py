@@ -291,7 +291,7 @@ def test_reading_ahead_is_bounded() -> None:
         async with await tight.open_reader() as reader:
             for _ in range(300):
                 await asyncio.sleep(0)
-            assert 0 < reader._fetcher._machine.buffered_bytes < 10_000
+            assert 0 < reader._fetcher._machine.buffer.size_bytes < 10_000
             assert len(await reader.read_bulk(200, until_caught_up=True)) == 100
 
     on_log(body)

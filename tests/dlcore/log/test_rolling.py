@@ -98,8 +98,8 @@ def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
             nodes = await without_bookies(cluster, namespace)
             machine = writer.machine
             while not (
-                machine._segment
-                and machine._segment.is_nearly_full(
+                machine.log.segment
+                and machine.log.segment.is_nearly_full(
                     machine._maker.limits, now_ms=cluster.clocks["b"].current_ms
                 )
             ):

@@ -48,4 +48,4 @@ def test_a_seal_completes_what_another_left_open_first() -> None:
     machine.end_with(Ending.SEAL, "seal")
     assert machine.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
     assert machine.feed(Overtaken(opened_by_another(EMPTY), 0)) == []
-    assert machine.next_step(now_ms=0) == RecoverLog(machine.at)
+    assert machine.next_step(now_ms=0) == RecoverLog(machine.log.at)

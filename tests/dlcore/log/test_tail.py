@@ -97,7 +97,7 @@ def test_final_extents_are_read_each_opened_before_its_turn() -> None:
     assert bench.handle(ENDED) == [Read(second)]
     assert bench.handle(Fetched(entries(0, 1, 2))) == [Control.GO_ON]
     assert bench.buffered == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
-    last = bench.machine.entries[-1]
+    last = bench.machine.buffer.entries[-1]
     assert (last.place.sequence_id, last.place.timestamp_ms, last.last_txid) == (18, 7, 5)
     assert bench.handle(ENDED) == []
     assert bench.state is TailState.ENDED
@@ -478,7 +478,7 @@ def test_a_state_says_what_else_there_is_to_read() -> None:
     assert bench.machine.more_in(bench.tree.state) is True
     for _ in range(3):
         bench.take()
-    assert bench.machine.take() is None
+    assert bench.machine.buffer.take() is None
     assert bench.machine.more_in(bench.tree.state) is False
     started(bench.tree)
     assert bench.machine.more_in(bench.tree.state) == bench.step(2)

@@ -106,7 +106,7 @@ class World:
             choices += [self.flow] * 3
         if self.reads:
             choices += [self.learn] * 2
-        if self.bench.machine.entries:
+        if self.bench.machine.buffer.entries:
             choices += [lambda: self.note(self.bench.take())] * 2
         self.rng.choice(choices)()
 
@@ -160,7 +160,7 @@ def test_every_entry_comes_once_whatever_happens() -> None:
     for seed in range(200):
         world = World(seed)
         turns = 0
-        while world.bench.state is not TailState.ENDED or world.bench.machine.entries:
+        while world.bench.state is not TailState.ENDED or world.bench.machine.buffer.entries:
             world.turn()
             turns += 1
             assert turns < 20_000, seed

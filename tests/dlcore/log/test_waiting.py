@@ -12,7 +12,7 @@ import pytest
 
 from dlcore.base import backoff
 from dlcore.base.errors import MetadataConnectionError, OwnershipAcquireFailedError
-from dlcore.log.metadata.store import LogStore
+from dlcore.log.metadata.store import WriterLocks
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.staging import commit
 from tests.fixtures.aio import until
@@ -108,12 +108,12 @@ def test_a_holder_of_an_earlier_release_says_no_time() -> None:
 def test_an_append_that_fails_waits_for_no_other_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two logs are held; the look at one lock fails, and the other is watched no longer."""
     monkeypatch.setattr(commit, "LOOKS_EVERY_S", 60.0)
-    read_lock = LogStore.read_lock
+    holder_of = WriterLocks.holder_of
 
-    async def read(self: LogStore, log: LogKey) -> LockHolder | None:
+    async def read(self: WriterLocks, log: LogKey) -> LockHolder | None:
         if log.name == "views":
             raise MetadataConnectionError("planted")
-        return await read_lock(self, log)
+        return await holder_of(self, log)
 
     def watching() -> int:
         return sum("_await_lock" in str(each.get_coro()) for each in asyncio.all_tasks())
@@ -127,7 +127,7 @@ def test_an_append_that_fails_waits_for_no_other_log(monkeypatch: pytest.MonkeyP
             for name in ("clicks", "views"):
                 held = await owner.open_log(name)
                 await opened.enter_async_context(await held.open_writer())
-            monkeypatch.setattr(LogStore, "read_lock", read)
+            monkeypatch.setattr(WriterLocks, "holder_of", read)
             staged = await other.begin_append("job", 1)
             with pytest.raises(MetadataConnectionError, match="planted"):
                 await staged.commit(extents)

@@ -63,7 +63,7 @@ def test_a_session_that_is_being_ended_is_left_alone_at_exit(
             monkeypatch.setattr(store._client, "stop", stop_late)
             closing = asyncio.create_task(store.aclose())
             await until(began.is_set)
-            assert store._session in adapter._left_open
+            assert store._session.kazoo in adapter._left_open
             await asyncio.to_thread(adapter._end_sessions)
             goes_on.set()
             await closing
@@ -81,7 +81,10 @@ def test_unclosed_sessions_end_with_their_process(
             left = await ZooKeeperStore.connect(zookeeper.servers, session_timeout_s=60)
             await other.create(zookeeper_root)
             await left.create(f"{zookeeper_root}/lock", ephemeral=True)
-            kept, adapter._left_open = adapter._left_open, type(adapter._left_open)({left._session})
+            kept, adapter._left_open = (
+                adapter._left_open,
+                type(adapter._left_open)({left._session.kazoo}),
+            )
             try:
                 await asyncio.to_thread(adapter._end_sessions)
             finally:
@@ -108,7 +111,7 @@ def test_a_child_leaves_the_sessions_of_its_parent_alone(
             await store.create(f"{zookeeper_root}", ephemeral=True)
             kept, adapter._left_open = (
                 adapter._left_open,
-                type(adapter._left_open)({store._session}),
+                type(adapter._left_open)({store._session.kazoo}),
             )
             try:
                 adapter._forget_sessions()
@@ -116,12 +119,12 @@ def test_a_child_leaves_the_sessions_of_its_parent_alone(
                 adapter._end_sessions()
             finally:
                 adapter._left_open = kept
-            store._session._pid -= 1
+            store._session.kazoo._pid -= 1
             with pytest.raises(
-                ConfigurationError, match=f"opened in process {store._session._pid} and used"
+                ConfigurationError, match=f"opened in process {store._session.kazoo._pid} and used"
             ):
                 await store.get(zookeeper_root)
-            store._session._pid = os.getpid()
+            store._session.kazoo._pid = os.getpid()
             assert await store.get(zookeeper_root) is not None
 
     run(scenario())
@@ -204,7 +207,7 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
             def refusing(path: str, watch: Any = None) -> Any:
                 if watch is None or not refusals:
                     return exists(path, watch)
-                answer = store._session._handler.async_result()
+                answer = store._session.kazoo._handler.async_result()
                 answer.set_exception(refusals.pop())
                 return answer
 
@@ -399,7 +402,7 @@ def test_events_of_kazoo_after_the_end_of_the_loop_are_dropped(
 
     async def scenario() -> None:
         async with connected(zookeeper) as store:
-            loop = store._session._loop
+            loop = store._session.kazoo._loop
 
             def refuse(*_asked: object) -> None:
                 raise RuntimeError("planted")
@@ -408,12 +411,12 @@ def test_events_of_kazoo_after_the_end_of_the_loop_are_dropped(
                 ending = SimpleNamespace(
                     call_soon_threadsafe=refuse, is_closed=lambda is_closed=is_closed: is_closed
                 )
-                store._session._loop = ending  # type: ignore[assignment]
+                store._session.kazoo._loop = ending  # type: ignore[assignment]
                 if is_closed:
-                    store._session._post(print)
+                    store._session.kazoo.post(print)
                 else:
                     with pytest.raises(RuntimeError, match="planted"):
-                        store._session._post(print)
-            store._session._loop = loop
+                        store._session.kazoo.post(print)
+            store._session.kazoo._loop = loop
 
     run(scenario())

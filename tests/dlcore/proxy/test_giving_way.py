@@ -110,7 +110,7 @@ def test_a_log_that_no_writer_takes_is_the_proxys_again() -> None:
         key = await context.logs.find("clicks")
         is_wanted = False
         while not is_wanted:
-            holder = await context.logs.read_lock(key)
+            holder = await context.logs.locks.holder_of(key)
             is_wanted = holder is None or bool(holder.wanted_by)
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
@@ -142,7 +142,7 @@ def test_a_writer_that_asks_during_the_turn_of_an_append_gets_the_log() -> None:
             await context.store.multi([Put(path, value, node.version)])
 
         async def holder() -> LockHolder:
-            found = await context.logs.read_lock(key)
+            found = await context.logs.locks.holder_of(key)
             assert found is not None
             return found
 

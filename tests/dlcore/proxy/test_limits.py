@@ -114,7 +114,7 @@ def test_a_principal_at_its_limit_waits_and_others_do_not(monkeypatch: pytest.Mo
     append = Pump._append
 
     async def slow(pump: Pump) -> None:
-        if pump.machine.at.name == "still":
+        if pump.machine.log.name == "still":
             has_bytes.set()
             await goes_on.wait()
         await append(pump)

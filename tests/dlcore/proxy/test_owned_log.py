@@ -290,7 +290,7 @@ def test_a_proxy_that_has_lost_the_log_judges_nothing(
         await (await stale.accept(rows(b"0"), Mark(claim, 0))).future
         if is_idle:
             cluster.clocks["stale"].current_ms += 1000
-            await until(lambda: stale.writer.machine.at.head.segment is None)
+            await until(lambda: stale.writer.machine.log.at.head.segment is None)
         taken = await owned(cluster, "other")
         await taken.begin(claim)
         await (await taken.accept(rows(b"1"), Mark(claim, 1))).future

@@ -32,7 +32,7 @@ class Still:
         append = Pump._append
 
         async def slow(pump: Pump) -> None:
-            if pump.machine.at.name == "still":
+            if pump.machine.log.name == "still":
                 await self.goes_on.wait()
                 await asyncio.sleep(0.001)
             await append(pump)

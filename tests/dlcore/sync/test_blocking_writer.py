@@ -218,7 +218,7 @@ def test_without_an_interval_nothing_is_written_before_a_call(log: Refusing) -> 
     """A program may want to say itself when."""
     writer = log.open(replace(CONFIG, flush_interval_s=0))
     writer.write(LogRecord(1, b"x"))
-    assert writer._clock is None
+    assert writer._interval._running is None
     assert log.txids() == []
     writer.commit()
     assert log.txids() == [1]

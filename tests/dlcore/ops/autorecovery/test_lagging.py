@@ -9,7 +9,7 @@ from dlcore.base.errors import LogNotFoundError, MetadataConnectionError
 from dlcore.base.ids import DLSN
 from dlcore.ops.autorecovery import lagging
 from dlcore.ops.autorecovery.lagging import SubscriberLags
-from dlcore.ops.autorecovery.metrics import BEHIND, RecoveryFigures
+from dlcore.ops.autorecovery.metrics import BEHIND, AuditFigures
 from tests.fixtures.aio import until
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster, record
@@ -29,7 +29,7 @@ class Scene:
 
     def __init__(self, namespace: DirectNamespace) -> None:
         self.namespace = namespace
-        self.figures = RecoveryFigures(is_auditor=True)
+        self.figures = AuditFigures(is_auditor=True)
         self.lags = SubscriberLags(namespace, self.figures, interval_s=1)
 
     async def fill(self, name: str, *subscribers: str) -> None:
@@ -128,5 +128,5 @@ def test_only_the_auditor_looks() -> None:
 def test_a_scrape_names_the_furthest_behind_alone() -> None:
     """Ten of them, whatever number there is."""
     lags = {f"log-{number}": {"report": float(number)} for number in range(99)}
-    samples = [each for each in RecoveryFigures(lags=lags).samples() if each.metric is BEHIND]
+    samples = [each for each in AuditFigures(lags=lags).samples() if each.metric is BEHIND]
     assert [each.value for each in samples] == [float(number) for number in range(98, 88, -1)]

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.secure.folder import make_missing
-from dlcore.ops.secure.plan import ClusterPlan
+from dlcore.ops.secure.plan import ClusterPlan, Places
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,9 @@ NOW = datetime.now(UTC)
 def make(folder: Path, **values: Any) -> list[str]:
     """Make what is missing for a host, an address and a client."""
     fixed: dict[str, Any] = {"hosts": ("node-1", "127.0.0.1"), "clients": ("ingest",)}
-    plan = ClusterPlan(uri="distributedlog://zk:2181/dlog", folder=str(folder), **(fixed | values))
+    plan = ClusterPlan(
+        uri="distributedlog://zk:2181/dlog", places=Places(folder=str(folder)), **(fixed | values)
+    )
     return make_missing(folder, plan, now_ms=int(NOW.timestamp() * 1000), days=30)
 
 

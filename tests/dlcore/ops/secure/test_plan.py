@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from dlcore.base.errors import ConfigurationError
-from dlcore.ops.secure.plan import ClusterPlan, Role
+from dlcore.ops.secure.plan import ClusterPlan, Places, Ports, Role
 
 URI = "distributedlog://zk:2181/dlog"
 
@@ -16,7 +16,12 @@ URI = "distributedlog://zk:2181/dlog"
 def plan_of(**values: Any) -> ClusterPlan:
     """Return a plan of one host and one client."""
     fixed = {"uri": URI, "folder": "/c", "hosts": ("node-1",), "clients": ("ingest",)}
-    return ClusterPlan(**(fixed | values))
+    given = fixed | values
+    parts: dict[str, Any] = {
+        name: kind(**{key: given.pop(key) for key in list(given) if key in get_type_hints(kind)})
+        for name, kind in (("places", Places), ("ports", Ports))
+    }
+    return ClusterPlan(**given, **parts)
 
 
 def settings(plan: ClusterPlan, role: Role) -> dict[str, Any]:

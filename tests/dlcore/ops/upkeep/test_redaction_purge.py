@@ -72,11 +72,11 @@ def test_purging_removes_copies_of_records_that_the_log_has_no_more() -> None:
         await scene.namespace.log_context.tidier.settled()
         where = "name = 'unknown'"
         receipt = await (await scene.redactor(where=where)).redact()
-        assert (receipt.rows, receipt.objects, receipt.is_purged) == (0, 0, False)
+        assert (receipt.done.rows, receipt.done.objects, receipt.is_purged) == (0, 0, False)
         assert any(".parquet" in each for each in scene.copies())
         receipt = await (await scene.redactor(where=where)).redact(purge=True)
-        assert (receipt.rows, receipt.left, receipt.is_purged) == (0, (), True)
-        assert receipt.objects > 0
+        assert (receipt.done.rows, receipt.left, receipt.is_purged) == (0, (), True)
+        assert receipt.done.objects > 0
         assert not any(".parquet" in each for each in scene.copies())
 
     on_scene(body)
@@ -157,10 +157,10 @@ def test_it_ends_when_all_bookies_have_answered() -> None:
             "bookie away is down, and erases when it is back",
             "bookie bookie-1 has not answered yet",
         )
-        assert receipt.rows == 20
+        assert receipt.done.rows == 20
         (token,) = await store.get_children(paths.erasures) or []
         request = decode(Erasure, (await _node(store, paths.erasure(token))).value, source=token)
-        assert len(request.ledgers) == receipt.ledgers
+        assert len(request.ledgers) == len(receipt.done.ledgers)
         await answer(scene, "away", token, Erased(incarnation="earlier"))
         await answer(scene, "bookie-1", token, Erased(incarnation="i", waits="no room"))
         receipt = await (await scene.redactor()).redact()
@@ -173,7 +173,7 @@ def test_it_ends_when_all_bookies_have_answered() -> None:
         for name in ("away", "bookie-1"):
             await answer(scene, name, token, Erased(incarnation="i"))
         receipt = await (await scene.redactor()).redact()
-        assert (receipt.left, receipt.rows) == ((), 20)
+        assert (receipt.left, receipt.done.rows) == ((), 20)
         assert await store.get_children(paths.erasures) == []
 
     on_scene(body)

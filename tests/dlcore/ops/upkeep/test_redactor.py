@@ -168,11 +168,12 @@ def test_rows_are_null_and_all_else_is_as_before() -> None:
         assert await scene.read() == before
         receipt = await (await scene.redactor()).redact()
         assert receipt.left == ()
-        assert (receipt.log, receipt.rows, receipt.shape) == ("clicks", 20, "user_id = ?")
-        assert receipt.digest == digest_of(WHERE, receipt.salt)
-        assert len(receipt.segments) == found.segments
-        assert receipt.ledgers >= found.extents
-        assert receipt.objects > 2
+        done = receipt.done
+        assert (receipt.log.name, done.rows, done.shape) == ("clicks", 20, "user_id = ?")
+        assert done.digest == digest_of(WHERE, done.salt)
+        assert len(done.segments) == found.segments
+        assert len(done.ledgers) >= found.extents
+        assert done.objects > 2
         assert forget_ledgers(scene.cluster) > 0
         assert scene.copies() == []
         assert await scene.read() == redacted(before)
@@ -182,7 +183,7 @@ def test_rows_are_null_and_all_else_is_as_before() -> None:
         left = [p for p in scene.cluster.tree.dump() if p.startswith(f"{paths.redactions}/")]
         assert left == []
         again = await (await scene.redactor()).redact()
-        assert (again.rows, again.left, again.ledgers) == (0, (), 0)
+        assert (again.done.rows, again.left, again.done.ledgers) == (0, (), ())
         await scene.write(20)
         assert (await scene.read())[:200] == redacted(before)
 
@@ -246,7 +247,7 @@ def test_the_command_goes_on_after_a_crash_at_any_change() -> None:
             context = scene.namespace.log_context
             receipt = await (await scene.redactor()).redact()
             assert receipt.left == ()
-            assert not has_died or receipt.rows in (0, 20)
+            assert not has_died or receipt.done.rows in (0, 20)
             assert await scene.read() == redacted(before)
             forget_ledgers(cluster)
             assert scene.copies() == []
@@ -328,7 +329,7 @@ def test_a_fork_is_redacted_once_its_source_is_gone() -> None:
         )
         receipt = await redactor.redact()
         assert await scene.read("spring") == redacted(before)
-        assert receipt.rows == 12
+        assert receipt.done.rows == 12
         log_id = (await context.logs.find("spring")).log_id
         assert any(f"/{log_id}/" in url for url in scene.objects.stored)
 
@@ -356,7 +357,7 @@ def test_a_writer_with_such_rows_is_an_obstacle_and_the_open_segment_else_none()
         await writer.aclose()
         before = await scene.read()
         receipt = await (await scene.redactor()).redact()
-        assert (receipt.rows, receipt.left) == (21, ())
+        assert (receipt.done.rows, receipt.left) == (21, ())
         assert await scene.read() == redacted(before)
         forget_ledgers(scene.cluster)
         assert scene.copies() == []
@@ -376,7 +377,7 @@ def test_a_writer_that_gives_turns_lets_its_segment_be_completed() -> None:
             await writer.flush()
         before = await scene.read()
         receipt = await (await scene.redactor()).redact()
-        assert (receipt.rows, receipt.left) == (21, ())
+        assert (receipt.done.rows, receipt.left) == (21, ())
         assert await scene.read() == redacted(before)
 
         async def is_taken() -> bool:
@@ -411,7 +412,7 @@ def test_a_dead_writers_segment_is_completed() -> None:
         scene.cluster.stores["writer"].disconnect()  # and it never comes back
         scene.cluster.stores["writer"].expire()
         receipt = await (await scene.redactor()).redact()
-        assert (receipt.rows, receipt.left) == (21, ())
+        assert (receipt.done.rows, receipt.left) == (21, ())
         forget_ledgers(scene.cluster)
         assert scene.copies() == []
 
@@ -439,7 +440,7 @@ def test_logs_of_one_append_share_a_ledger() -> None:
         await driver.log_context.tidier.settled()
         await settle(driver.log_context, await list_staged(driver.log_context, "job"))
         receipt = await (await scene.redactor()).redact()
-        assert (receipt.rows, receipt.left) == (21, ())
+        assert (receipt.done.rows, receipt.left) == (21, ())
         forget_ledgers(scene.cluster)
         assert scene.copies() == []
 

@@ -118,7 +118,7 @@ def test_a_whole_tier() -> None:
         assert node is not None
         progress = decode(ScrubProgress, node.value, source="")
         size_bytes = sum(map(len, at.objects.values()))
-        assert size_bytes <= at.figures.scrubbed_bytes <= 2 * size_bytes
+        assert size_bytes <= at.figures.cold.scrubbed_bytes <= 2 * size_bytes
         assert progress.damaged == progress.skipped == 0
         assert (await at.repairs.read_troubles()) == []
 
@@ -137,8 +137,8 @@ def test_damaged_objects_are_made_again_of_their_old_ledgers() -> None:
         assert await at.pass_all() >= len(urls)
         while await at.listed():
             assert await at.repair() == ""
-        assert at.figures.mended_objects == len(urls)
-        assert at.figures.damaged_objects >= len(urls)
+        assert at.figures.cold.mended_objects == len(urls)
+        assert at.figures.cold.damaged_objects >= len(urls)
         named = {f"{each.folder}/{o.name}" for each in at.ledgers() for o in each.objects}
         assert named == at.objects.keys() - set(urls)
         await tidy(at.scene)
@@ -158,7 +158,7 @@ def test_a_store_that_takes_nothing_is_no_hole() -> None:
         assert await at.pass_all() >= 1
         at.scene.objects.failing["put_new"] = ["lost"] * 3
         assert "503" in await at.repair()
-        assert at.figures.holes == set()
+        assert at.figures.cold.holes == set()
         assert await at.repair() == ""
         await at.check()
 
@@ -200,14 +200,14 @@ def test_a_hole_is_named_until_the_object_is_back() -> None:
         assert f"of ledger {ledger_id} of log 'clicks' are lost with object {url}" in reason
         assert "on bookies: ledger" in reason
         assert "another object of the folder: entries" in reason
-        assert at.figures.holes == {ledger_id}
+        assert at.figures.cold.holes == {ledger_id}
         await at.scene.objects.put_new(url, damaged(kept))
         reason = await at.repair()
         assert "are lost with object" in reason
         assert "does not exist, or has fewer" not in reason
         at.objects[url] = kept
         assert await at.repair() == ""
-        assert at.figures.holes == set()
+        assert at.figures.cold.holes == set()
         await at.check()
 
     on_scrubbed(body)
@@ -278,7 +278,7 @@ def test_an_object_deleted_meanwhile_is_no_damage() -> None:
         assert not at.ledgers()
         assert await at.pass_all() == 0
         mender = ColdMender(
-            at.scene.merging.log_context, at.scene.merging.staging_owner, at.figures
+            at.scene.merging.log_context, at.scene.merging.staging_owner, at.figures.cold
         )
         assert await mender.mend(known[0].ledger_id) == ""
         (hot, *_) = [

@@ -319,7 +319,7 @@ def test_figures_have_the_begin_of_a_round_while_it_lasts() -> None:
         put_new = scene.objects.put_new
 
         async def watched(url: str, data: BytesLike) -> None:
-            seen.append(figures.tier_round_s is not None)
+            seen.append(figures.tiering.round_s is not None)
             await put_new(url, data)
 
         log = await tiered_log(scene, "watched", 0)
@@ -330,13 +330,13 @@ def test_figures_have_the_begin_of_a_round_while_it_lasts() -> None:
             await worker.tier()
         assert seen
         assert all(seen)
-        assert figures.tier_round_s is None
+        assert figures.tiering.round_s is None
         with (
             patch.object(TierRounds, "_visit", side_effect=ZeroDivisionError),
             pytest.raises(ZeroDivisionError),
         ):
             await worker.tier()
-        assert figures.tier_round_s is None
+        assert figures.tiering.round_s is None
 
     on_tier_scene(body, appends=1)
 
@@ -369,10 +369,10 @@ def test_a_log_whose_objects_are_refused_delays_no_other() -> None:
         assert [await cold_segments(log) for log in logs] == [[True], [True]]
         assert [each.partition(":")[0] for each in troubles.found] == ["tiering log clicks"]
         assert not any(await cold_segments(scene.log))
-        assert figures.tier.logs == 1
+        assert figures.tiering.tier.logs == 1
         await worker.tier()
         assert await is_cold(scene) == [True]
-        assert (figures.tier.logs, figures.tier.longest_s) == (0, 0.0)
+        assert (figures.tiering.tier.logs, figures.tiering.tier.longest_s) == (0, 0.0)
 
     on_tier_scene(body, appends=1)
 
@@ -395,16 +395,16 @@ def test_a_store_that_refuses_all_is_reported_with_the_logs_that_wait() -> None:
             log, others = troubles.found
             assert others.startswith(f"2 more logs wait: ObjectStoreError: {TIER} failed before")
             asked.append(log.partition(":")[0].removeprefix("tiering log "))
-            assert figures.tier.logs == 3
+            assert figures.tiering.tier.logs == 3
         assert sorted(asked) == ["clicks", "first", "second"]
-        assert figures.tier.errors == {"ObjectStoreError": 3}
-        assert figures.tier.longest_s > 0
+        assert figures.tiering.tier.errors == {"ObjectStoreError": 3}
+        assert figures.tiering.tier.longest_s > 0
         await (await scene.namespace.open_log("first")).delete()
         second = await scene.namespace.open_log("second")
         await second.update_settings(tier="none")
         await scene.merging.log_context.store.sync("/")
         await worker.tier()
-        assert figures.tier.logs == 1
+        assert figures.tiering.tier.logs == 1
 
     on_tier_scene(body, appends=1)
 

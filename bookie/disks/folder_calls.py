@@ -1,152 +1,37 @@
-"""System calls of the real disk, its threads and spare space.
+"""System calls on the folder of a real disk: durable names, preallocation, and spare space.
 
-The calls are complete writes, preallocation and durable file names.  Some of the calls exist only
-on Linux.  If one is missing, a POSIX call replaces it: `pwrite` and `pread` take one buffer at a
-time, a file grows as it is written, zeros are written to reserve space, and every write goes
-through the page cache.  On macOS `fsync` leaves bytes in the cache of the device; therefore a sync
-is `F_FULLFSYNC` there.
+Some of the calls exist only on Linux.  If one is missing, a file grows as it is written, and zeros
+are written to reserve space.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import logging
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from bookie.disks.port import DiskFullError
-from bookie.disks.recent_bytes import BLOCK_BYTES
-from dlcore.base.background import outcome_of
+from bookie.disks.real_file import BLOCK_BYTES, NO_ROOM, sync_file, write_all
 from dlcore.base.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-_NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 LOCK_NAME = "lock"
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _STATUS_BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 # The suffix is the one of temporary files: the next start deletes a probe that a crash left.
 _PROBE_NAME = "probe.tmp"
 _ZEROS = bytes(1024 * 1024)
-
-
-@contextlib.contextmanager
-def device_errors(action: str, path: Path) -> Iterator[None]:
-    """Raise an `OSError` of the device as an error of the port that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise device_error(action, path, error) from error
-
-
-def device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
-    """Return the error of the port for an error of the device."""
-    kind = DiskFullError if error.errno in NO_ROOM else BookieStorageError
-    return kind(f"cannot {action} {path}: {error.strerror}")
-
-
-def sync_data(path: Path, descriptor: int) -> None:
-    """Make the bytes of a file durable, with the metadata that is needed to read them."""
-    if _FULL_SYNC is not None or not hasattr(os, "fdatasync"):
-        sync_file(path, descriptor)
-    else:
-        sync(path, os.fdatasync, descriptor)
-
-
-def sync_file(path: Path, descriptor: int) -> None:
-    """Make the bytes of a file, or the names in a folder, durable with all their metadata."""
-    if _FULL_SYNC is None:
-        sync(path, os.fsync, descriptor)
-    else:
-        sync(path, _sync_fully, descriptor, _FULL_SYNC)
-
-
-def _sync_fully(descriptor: int, command: int) -> None:
-    """Sync on macOS.  Some file systems, such as network mounts, offer only `fsync`."""
-    try:
-        fcntl.fcntl(descriptor, command)
-    except OSError as error:
-        if error.errno not in _NO_FULL_SYNC:
-            raise
-        os.fsync(descriptor)
-
-
-def sync(path: Path, call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call a function that syncs a file or a folder.
-
-    After any failure the state of the written bytes is unknown.  Therefore a sync that fails
-    because the disk is full is not a `DiskFullError` either, which would promise the opposite.
-    """
-    try:
-        call(*args, **kwargs)
-    except OSError as error:
-        raise BookieStorageError(f"cannot sync {path}: {error.strerror}") from error
-
-
-def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> None:
-    """Write all bytes of `buffers` from `offset` on.
-
-    After a short write the rest is written.  A direct write cannot continue within a block: the
-    kernel refuses it, and the append fails with this error.
-    """
-    while buffers:
-        if hasattr(os, "pwritev"):
-            count = os.pwritev(descriptor, buffers, offset, flags)
-        else:
-            count = os.pwrite(descriptor, buffers[0], offset)
-        offset += count
-        buffers = without_first(buffers, count)
-
-
-def read_some(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill one buffer or more from `offset` on; return the count of bytes, 0 at the file's end.
-
-    None of the buffers is empty.
-    """
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, buffers, offset)
-    data = os.pread(descriptor, len(buffers[0]), offset)
-    buffers[0][: len(data)] = data
-    return len(data)
-
-
-def read_cached(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill buffers from the page cache only; return the count of bytes."""
-    if not hasattr(os, "RWF_NOWAIT"):
-        return 0
-    try:
-        return os.preadv(descriptor, buffers, offset, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno in _WOULD_BLOCK:
-            return 0
-        raise
-
-
-def without_first(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
-    """Return the buffers without their first `count` bytes, and without empty buffers."""
-    rest: list[memoryview] = []
-    for buffer in buffers:
-        if count < len(buffer):
-            rest.append(buffer[count:])
-        count = max(0, count - len(buffer))
-    return rest
 
 
 def fallocate(descriptor: int, offset: int, size: int) -> None:
@@ -357,9 +242,6 @@ class Spares:
         self.allowed = True
         """Whether new ones are kept."""
 
-    def __bool__(self) -> bool:
-        return bool(self._sizes)
-
     @property
     def size_bytes(self) -> int:
         """Bytes of all spares."""
@@ -390,6 +272,16 @@ class Spares:
         spare.rename(path)
         self._sizes.pop(spare, None)
 
+    def with_room(self, write: Callable[[], None]) -> None:
+        """Call `write`; if the file system is full, delete the spares and call it again."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self._sizes:
+                raise
+            self.delete()
+            write()
+
     def delete(self) -> None:
         """Delete all spares durably."""
         for path in list(self._sizes):
@@ -399,45 +291,3 @@ class Spares:
 
 
 T = TypeVar("T")
-
-_READ_THREADS = 4
-
-
-class DiskThreads:
-    """Runs blocking calls of one disk; `name` is for the error after the end."""
-
-    def __init__(self, name: object) -> None:
-        self._name = name
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="bookie-disk-write")
-        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="bookie-disk-read")
-        self.has_ended = False
-
-    async def write(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` after all earlier writes; a cancelled caller does not interrupt it."""
-        return await self._run(self._writer, functools.partial(function, *args, **kwargs))
-
-    async def read(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` in one of several threads."""
-        return await self._run(self._readers, functools.partial(function, *args, **kwargs))
-
-    async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        if self.has_ended:
-            raise BookieStorageError(f"{self._name} is closed")
-        future = asyncio.get_running_loop().run_in_executor(executor, work)
-        try:
-            return await outcome_of(future)
-        finally:
-            # A cancelled caller waits too: the thread still uses the descriptor and the buffers.
-            while not future.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
-            future.exception()  # else asyncio would log an error that a cancelled caller left
-
-    async def aclose(self) -> None:
-        """Wait for the calls under way, and end the threads; nothing can be run from now on."""
-        self.has_ended = True
-        await asyncio.get_running_loop().run_in_executor(None, self._stop)
-
-    def _stop(self) -> None:
-        self._writer.shutdown()
-        self._readers.shutdown()

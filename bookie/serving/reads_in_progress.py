@@ -1,4 +1,7 @@
-"""The requests of one client in progress: its writes, its reads, and the steps of its streams.
+"""The reads of one client in progress, the steps of its streams, and their budget of memory.
+
+Bytes for readers are taken from the budget of all readers before they are read for a client.  They
+are given back once the network has taken them, or never will.  The free part is never negative.
 
 Most reads of new entries wait for nothing, and a task costs a turn of the event loop.  Therefore a
 coroutine becomes a task only if it has to wait (`start_eagerly`).  Eager tasks of Python 3.12 save
@@ -9,24 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from bookie.serving.budgets import ReadShare
-from bookie.serving.session import (
-    Event,
-    MessageRead,
-    News,
-    Outcome,
-    ReadEnded,
-    RunNotTaken,
-    Session,
-    Signal,
-    Stepped,
-    Stored,
-)
-from dlcore.base.background import failed, start_task
-from dlcore.base.errors import BookieUnavailableError, DLError
+from bookie.files.entry_reader import LargerEntryError
+from bookie.serving.session import Event, MessageRead, News, ReadEnded, Session, Signal, Stepped
+from dlcore.base.background import start_task
+from dlcore.base.errors import BookieOverloadedError, DLError
+from dlcore.wire.frames import total_bytes
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
     Chunk,
@@ -41,15 +35,12 @@ from dlcore.wire.messages import (
 from dlcore.wire.port import FollowUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
 
-    from bookie.serving.budgets import ReadBudget
     from bookie.storage.ledger_storage import LedgerStorage
     from bookie.storage.reads import Reads
-    from bookie.storage.storage_core import Followers
-    from bookie.storage.writes import Writes
-    from dlcore.wire.frames import FrameRun
-    from dlcore.wire.messages import Add, ReadHeld, WriteLac
+    from bookie.storage.writes import Followers
+    from dlcore.wire.messages import ReadHeld
 
 
 def start_eagerly(
@@ -101,6 +92,149 @@ class _Rest:
                 awaited = step(argument)
             except StopIteration:
                 return
+
+
+_SHARE = 8
+_CHUNK_BYTES_MIN = 64 * 1024
+_T = TypeVar("_T")
+
+
+class ReadBudget:
+    """Bytes read from disk and not yet taken by the network, over all readers.
+
+    A chunk gets at most a share of the free bytes.  Therefore many clients that do not receive
+    their data leave enough for one that does.  A single entry that is larger than its chunk waits
+    in the queue for the bytes that it needs.
+
+    `on_wait` is called when a reader begins to wait.
+    """
+
+    def __init__(self, bytes_max: int, *, on_wait: Callable[[], None]) -> None:
+        self.bytes_max = bytes_max
+        self.free = bytes_max
+        self.sent_bytes = 0
+        """The bytes of all messages that were passed to the network."""
+        self._on_wait = on_wait
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def chunk_bytes(self, wanted: int) -> int:
+        """Return the largest allowed size of a reader's next chunk."""
+        return min(wanted, max(_CHUNK_BYTES_MIN, self.free // _SHARE), self.bytes_max)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether a reader waits."""
+        return bool(self._waiters)
+
+    async def within(self, wanted: int, read: Callable[[int], Awaitable[_T]]) -> tuple[_T, int]:
+        """Return the result of `read`, and how many bytes the caller must give back for it.
+
+        `read` gets the number of bytes that it may read: at most `wanted`, or the size of a larger
+        entry.
+
+        Raises:
+            BookieOverloadedError: one entry alone is larger than the budget.
+        """
+        size = self.chunk_bytes(wanted)
+        while True:
+            if not self._take_now(size):
+                await self.take(size)
+            try:
+                return await read(size), size
+            except LargerEntryError as error:
+                # Only the read knows the size of the entry.  Give the bytes back before the wait
+                # for more: readers that all hold some and wait for more would block each other.
+                needed = error.size_bytes
+                self.give(size)
+            except BaseException:
+                self.give(size)
+                raise
+            if needed > self.bytes_max:
+                raise BookieOverloadedError(
+                    f"an entry of {needed} bytes, expected at most read_bytes_max={self.bytes_max}"
+                )
+            size = needed
+
+    async def take(self, size: int) -> None:
+        """Wait for `size` bytes, behind the readers that waited before."""
+        if self._take_now(size):
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((size, future))
+        self._on_wait()
+        try:
+            await future
+        except asyncio.CancelledError:
+            # The bytes may have been granted just before the cancellation.
+            if future.done() and not future.cancelled():
+                self.give(size)
+            raise
+
+    def _take_now(self, size: int) -> bool:
+        if self._waiters or size > self.free:
+            return False
+        self.free -= size
+        return True
+
+    def give(self, size: int) -> None:
+        """Give bytes back.  Raises: ValueError: fewer were taken."""
+        if not 0 <= size <= self.bytes_max - self.free:
+            raise ValueError(f"{size} bytes given back of {self.bytes_max - self.free} taken")
+        self.free += size
+        while self._waiters:
+            wanted, future = self._waiters[0]
+            if not future.done():
+                # Even if a later waiter needs less: else large entries could wait for ever.
+                if wanted > self.free:
+                    return
+                self.free -= wanted
+                future.set_result(None)
+            self._waiters.popleft()
+
+
+class ReadShare:
+    """Reads of one connection.
+
+    Args:
+        budget: the budget of all connections.
+        write: passes a message to the network; returns whether the network is behind now.
+    """
+
+    def __init__(self, budget: ReadBudget, write: Callable[[Chunk | Update], bool]) -> None:
+        self._budget = budget
+        self._write = write
+        self._unsent_bytes = 0
+
+    async def send(
+        self, wanted: int, read: Callable[[int], Awaitable[Chunk | Update | None]]
+    ) -> None:
+        """Send the message that `read` returns, if any.
+
+        `read` gets the number of bytes that it may read.
+        """
+        message, held = await self._budget.within(wanted, read)
+        try:
+            if message is not None:
+                size = total_bytes(message.frames)
+                self._budget.give(held - size)
+                held = size
+                self._budget.sent_bytes += size
+                # The transport keeps the message until the network takes it: `release` gives back.
+                if self._write(message):
+                    self._unsent_bytes += held
+                    held = 0
+        finally:
+            self._budget.give(held)
+
+    def close(self) -> None:
+        """Give everything back, and drop the reference to the connection, which refers to this."""
+        self.release()
+        self._write = lambda _message: False
+
+    def release(self) -> None:
+        """Give back the bytes that the network has taken, or will never take."""
+        unsent, self._unsent_bytes = self._unsent_bytes, 0
+        self._budget.give(unsent)
 
 
 class ReadStream(Protocol):
@@ -209,81 +343,6 @@ class FollowStream:
 
 
 logger = logging.getLogger(__name__)
-
-_GIVEN_UP = "the bookie dropped the request"
-
-
-class WritesInFlight:
-    """Gives writes to the storage, and tells the session of their ends, of many in one event.
-
-    Args:
-        storage: takes the writes.
-        session: has counted each write that it asks for.
-        tell: feeds the session, and performs what it answers.
-    """
-
-    def __init__(self, storage: Writes, session: Session, tell: Callable[[Event], object]) -> None:
-        self._storage = storage
-        self._session = session
-        self._tell = tell
-        self._loop = asyncio.get_running_loop()
-        self._landed: list[Outcome] = []
-        self.settled = asyncio.Event()
-        """Set when the bookie drains, and every write that was accepted is answered."""
-
-    def store_run(self, add: Add) -> None:
-        """Store the entries of a message all together."""
-        run = cast("FrameRun", add.frames)
-        future = self._storage.add_run(run)
-        if future is None:
-            self._tell(RunNotTaken(add))
-        else:
-            first = add.first_request_id
-            self._fly(range(first, first + len(run)), len(run.payload), future)
-
-    def store_each(self, add: Add) -> None:
-        """Store each entry of a message."""
-        for request_id, frame in enumerate(add.frames, add.first_request_id):
-            future = self._storage.add_entry(frame, is_recovery=add.is_recovery)
-            self._fly([request_id], len(frame), future)
-
-    def store_lac(self, request: WriteLac) -> None:
-        """Store a LAC."""
-        try:
-            future = self._storage.write_lac(request.ledger_id, request.last_add_confirmed)
-        except DLError as error:
-            future = failed(error)
-        self._fly([request.request_id], 0, future)
-
-    def close(self) -> None:
-        """Go on for a client that is gone: its session counts the ends, and answers none.
-
-        Afterwards nothing refers back to the connection.
-        """
-        self._tell = self._session.handle
-
-    def _fly(
-        self, request_ids: Sequence[int], payload_bytes: int, future: asyncio.Future[None]
-    ) -> None:
-        # Also if it is done: answers come when all requests of the turn are in flight.
-        future.add_done_callback(partial(self._land, request_ids, payload_bytes))
-
-    def _land(
-        self, request_ids: Sequence[int], payload_bytes: int, future: asyncio.Future[None]
-    ) -> None:
-        error = BookieUnavailableError(_GIVEN_UP) if future.cancelled() else future.exception()
-        landed = self._landed
-        landed.append(Outcome(request_ids, payload_bytes, reported(error)))
-        # Writes that end together are one event.  The last one in flight waits for no other.
-        if len(landed) == self._session.writes.in_flight:
-            self._end_landing()
-        elif len(landed) == 1:
-            self._loop.call_soon(self._end_landing)
-
-    def _end_landing(self) -> None:
-        landed, self._landed = self._landed, []
-        if landed:
-            self._tell(Stored(landed))
 
 
 class ReadsInProgress:
