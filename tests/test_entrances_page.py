@@ -17,7 +17,8 @@ def test_the_page_is_that_of_the_tables() -> None:
 
 def test_each_message_of_a_client_is_an_entrance() -> None:
     """A new kind of message needs a row before it is merged."""
-    assert {each.name for each in ENTRANCES} == {kind.name for kind in Kind if kind < Kind.WELCOME}
+    differing = {each.name for each in ENTRANCES} ^ {k.name for k in Kind if k < Kind.WELCOME}
+    assert not differing, "dlcore/wire/entrances.py has a row for each message of a client"
 
 
 def test_each_call_of_the_control_service_is_an_entrance() -> None:
