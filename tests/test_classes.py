@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("dlcore", "bookie", "dlspark")
 ATTRIBUTES_MAX = 10
-LARGER_MAX = 8
+LARGER_MAX = 2
 """Number of classes with more attributes: each holds the state of one protocol, or its parts."""
 METHODS_MAX = 25
 

@@ -164,7 +164,7 @@ class LogFailures:
 
 @dataclass(slots=True)
 class AuditFigures:
-    """What this process found as the auditor."""
+    """The findings of this process as the auditor."""
 
     is_auditor: bool = False
     ended_s: float | None = None
