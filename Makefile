@@ -40,7 +40,7 @@ endif
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest test-upgrade coverage prove check lint types layers sim model mutants chaos chaos-spark soak blackbox abuse fuzz bench bench-peers trace docs site proto proto-check sync sync-check release-check release requirements clean
+.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest test-upgrade coverage prove check lint types layers sim model mutants chaos chaos-spark soak blackbox abuse fuzz bench bench-peers trace pages docs site proto proto-check sync sync-check release-check release requirements clean
 
 ##@ Use
 
@@ -179,7 +179,7 @@ endef
 proto: $(STAMP) ## Generate dlcore/base/proto/*_pb2* from the .proto files.
 	@$(call generate_proto,.)
 
-docs: $(STAMP) ## Generate pages of the code, run notebooks that changed (ARGS=--all: all), build the site.
+pages: $(STAMP) ## Generate the pages, tables of pages and dashboards that come from the code.
 	@$(BIN)/python -m tests.fixtures.configuration_page > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/python -m tests.fixtures.machines_page > docs/architecture/machines.md.new
@@ -191,6 +191,8 @@ docs: $(STAMP) ## Generate pages of the code, run notebooks that changed (ARGS=-
 	@$(BIN)/python -m tests.metrics_document
 	@$(BIN)/python -m tests.dashboards_document
 	@for page in commands errors api figures; do $(BIN)/python -m tests.$${page}_document; done
+
+docs: pages ## Generate pages of the code, run notebooks that changed (ARGS=--all: all), build the site.
 	@$(BIN)/python -m tools.site.notebooks $(ARGS)
 	@$(MAKE) --no-print-directory site
 
@@ -209,7 +211,7 @@ proto-check: $(STAMP) ## Check that the generated files are those of the .proto 
 proto-into:
 	@$(call generate_proto,$(FOLDER))
 
-sync: $(STAMP) ## Generate the blocking calls of dlcore/sync and dlcore/remote from the async classes.
+sync: $(STAMP) ## Generate the blocking calls of dlcore/sync from the async classes.
 	@$(BIN)/python -m tools.make_sync
 
 sync-check: $(STAMP) ## Check that the blocking calls are those of the async classes.

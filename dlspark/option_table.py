@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from dlspark.limits import DELAY_S_MAX
 
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
+"""Default of `maxBytesPerPartition`: the size of Spark's partitions of files."""
 CATALOG_PREFIX = "option."
 """Catalogs store the options of a table once more under names with this prefix."""
-"""Default of `maxBytesPerPartition`: the size of Spark's partitions of files."""
 
 
 class Use(enum.Enum):

@@ -26,7 +26,7 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 OWN = ("dlcore", "bookie", "dlspark")
 _HEAD = """# Python API
 
-Generated from the code by `make docs`.
+Generated from the code by `make pages`.
 
 `dlcore.sync` blocks, `dlcore` has the same calls for asyncio: there `await` each, and read
 `async with` and `async for`. Every call may raise `AlreadyClosedError`, and `MetadataError` or

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 _HEAD = """# Commands
 
-Generated from the code by `make docs`.
+Generated from the code by `make pages`.
 
 `dlog --help` lists the groups, and each command has `--help`. Exit codes: 0 done, 1 the operation
 failed, 2 the command line was wrong, 130 interrupted, 143 terminated. A failure is one line on

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "entrances.md"
 _HEAD = """# Entrances
 
-Generated from the code by `make docs`.
+Generated from the code by `make pages`.
 
 Every way in which another process can make a server do something. Servers dispatch by these tables,
 so what is not in them cannot be reached. The rights at a proxy are those of

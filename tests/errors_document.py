@@ -14,7 +14,7 @@ from dlcore.base.errors import DLError
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
 _HEAD = """# Errors
 
-Generated from the code by `make docs`.
+Generated from the code by `make pages`.
 
 Every error is a `dlcore.DLError`. The classes below are in `dlcore.base.errors`: a program that
 catches the one at the head of a section catches all of the section. `error.code` is a number

@@ -69,7 +69,7 @@ _PATHS = """| path | answer |
 _BOUNDS = ", ".join(f"{each:g}" for each in BOUNDS_S)
 _HEAD = f"""# Metrics and health
 
-Generated from the code by `make docs`.
+Generated from the code by `make pages`.
 
 A bookie, a proxy and auto-recovery serve HTTP at `http_address`, and `dlog metadata serve` at
 `--http-address` (by default there is none):

@@ -15,6 +15,7 @@ import pytest
 
 from dlcore.base.machines import Machine
 from tests.fixtures import machines_page
+from tests.fixtures.made_parts import require_as_made
 from tests.test_purity import pure_modules
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,9 +45,8 @@ def names_of(file: Path) -> frozenset[str]:
 
 
 def test_the_page_of_machines_is_that_of_the_code() -> None:
-    """`make docs` was run after the last change of a table."""
-    shown = ROOT / "docs" / "architecture" / "machines.md"
-    assert shown.read_text(encoding="utf-8") == machines_page.page()
+    """`make pages` was run after the last change of a table."""
+    require_as_made(ROOT / "docs" / "architecture" / "machines.md", machines_page.page())
 
 
 def test_every_machine_with_a_table_is_on_the_page() -> None:

@@ -51,6 +51,7 @@ from dlcore.ops.live_settings import require_allowed
 from dlcore.proxy.config import ProxyConfig
 from tests.fixtures.configuration_page import MODELS, PROGRAMS, page
 from tests.fixtures.lateness import run_in_own_time
+from tests.fixtures.made_parts import require_as_made
 from tests.fixtures.memory_namespace import memory_cluster
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,9 +73,8 @@ OPTIONS = {"port": Option(int, 0, "A port."), "name": Option(str, None, "A name.
 
 
 def test_the_page_is_that_of_the_code() -> None:
-    """`make docs` was run after the last change."""
-    shown = ROOT / "docs" / "configuration.md"
-    assert shown.read_text(encoding="utf-8") == page()
+    """`make pages` was run after the last change."""
+    require_as_made(ROOT / "docs" / "configuration.md", page())
 
 
 def test_every_setting_is_explained() -> None:
@@ -110,6 +110,18 @@ def test_wrong_keys_and_values_are_named_when_a_configuration_is_built(model: ty
                 model(**REQUIRED.get(model, {}) | {key: value})
         with pytest.raises(ConfigurationError, match=rf"^{key}=\[\]: expected "):
             model(**{key: []})
+
+
+@pytest.mark.parametrize("model", [LogSettings, *MODELS, *OF_PROGRAMS])
+def test_no_number_is_negative(model: type) -> None:
+    """A new one is among those that `__post_init__` checks, as by `require_not_negative`."""
+    taken = set(model.__annotations__)
+    for key in model.__annotations__:
+        try:
+            model(**REQUIRED.get(model, {}) | {key: -1})
+        except ConfigurationError:
+            taken.remove(key)
+    assert not taken, f"{model.__name__}.__post_init__ has to refuse -1 for these"
 
 
 @pytest.mark.parametrize(

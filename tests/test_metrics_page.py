@@ -14,6 +14,7 @@ from dlcore.base.metrics import Kind
 from tests import dashboards_document, metrics_document
 from tests.fixtures.alerts import PROMTOOL, RULES
 from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.made_parts import require_as_made
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,9 +33,8 @@ def unknown_in(text: str) -> set[str]:
 
 
 def test_the_page_of_metrics_is_that_of_the_code() -> None:
-    """`make docs` was run after the last change."""
-    page = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == metrics_document.page()
+    """`make pages` was run after the last change."""
+    require_as_made(metrics_document.DOCUMENT, metrics_document.page())
 
 
 def test_names_are_prometheus_own() -> None:
@@ -59,7 +59,7 @@ def test_rules_and_their_page_name_metrics_that_exist() -> None:
 def test_a_dashboard_is_the_generated_one(role: str) -> None:
     """It has a title for each panel, and names metrics that exist."""
     path = dashboards_document.FOLDER / f"{role}.json"
-    assert path.read_text(encoding="utf-8") == dashboards_document.dashboard(role)
+    require_as_made(path, dashboards_document.dashboard(role))
     panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
     assert not unknown_in(json.dumps([each["targets"] for each in panels]))
     assert all(each["title"] for each in panels)

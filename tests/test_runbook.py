@@ -27,14 +27,15 @@ PATHS = {each.name.removeprefix("GET ") for each in ENTRANCES}
 
 def test_each_alert_has_its_page_and_its_rehearsal() -> None:
     """No page is of an alert that is gone; the list of alerts links to each."""
-    assert {path.stem for path in FOLDER.glob("*.md")} == set(ANNOTATIONS)
+    differing = {path.stem for path in FOLDER.glob("*.md")} ^ set(ANNOTATIONS)
+    assert not differing, f"each alert of {RULES.name} has a page docs/runbook/NAME.md"
     listed = (REPOSITORY / "docs" / "alerts.md").read_text(encoding="utf-8")
     rehearsals = (Path(__file__).parent / "integration").glob("test_*alerts.py")
     rehearsed = "".join(each.read_text(encoding="utf-8") for each in rehearsals)
     for alert, texts in ANNOTATIONS.items():
         assert texts["runbook_url"] == f"docs/runbook/{alert}.md"
-        assert listed.count(f"[{alert}](runbook/{alert}.md)") == 1
-        assert f'"{alert}"' in rehearsed
+        assert listed.count(f"[{alert}](runbook/{alert}.md)") == 1, f"docs/alerts.md: {alert}"
+        assert f'"{alert}"' in rehearsed, f"no tests/integration/test_*alerts.py makes {alert} fire"
 
 
 @pytest.mark.parametrize("alert", ANNOTATIONS)

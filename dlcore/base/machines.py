@@ -37,7 +37,7 @@ class Transitions(Generic[StateT]):
     """Every transition that a machine may make, with its cause in words for the diagram.
 
     The machine asserts at each change of its state that the table has it.  Therefore the table, and
-    the diagram in docs/architecture/machines.md that `make docs` draws of it, cannot differ from
+    the diagram in docs/architecture/machines.md that `make pages` draws of it, cannot differ from
     the code.
     """
 

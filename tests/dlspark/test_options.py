@@ -7,6 +7,7 @@ options and of the words the message must have.
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from dlcore.base.access.tls import TlsFiles
 from dlcore.base.access.zookeeper import ZooKeeperAccess
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
+from dlspark import options as options_module
 from dlspark.limits import Limits
 from dlspark.option_table import OPTIONS, Use
 from dlspark.options import (
@@ -52,6 +54,30 @@ def test_defaults_differ_between_batch_and_stream() -> None:
     assert (batch.bounds.must_reach_start, stream.bounds.must_reach_start) == (False, True)
     assert batch.columns is None
     assert batch.byte_columns == READ_COLUMNS
+
+
+def test_each_option_of_the_table_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row without a parser would be an option that is taken and does nothing."""
+    asked: set[str] = set()
+    get, parse_one = options_module._Table.get, options_module._Table.parse
+
+    def noting_get(self: Any, key: str) -> str | None:
+        asked.add(key)
+        return get(self, key)
+
+    def noting_parse(self: Any, key: str, *given: Any, **named: Any) -> Any:
+        asked.add(key)
+        return parse_one(self, key, *given, **named)
+
+    monkeypatch.setattr(options_module._Table, "get", noting_get)
+    monkeypatch.setattr(options_module._Table, "parse", noting_parse)
+    ReadOptions.parse({"uri": URI, "logs": "clicks"}, Mode.BATCH)
+    ReadOptions.parse(LOG, Mode.STREAM)
+    MetadataOptions.parse({"uri": URI, "metadata": "logs"})
+    for mode in (Mode.BATCH, Mode.STREAM):
+        WriteOptions.parse(LOG, mode)
+    not_parsed = {option.name for option in OPTIONS} - asked
+    assert not not_parsed, "these options need a parser in dlspark/options.py"
 
 
 def test_keys_ignore_case() -> None:

@@ -119,7 +119,8 @@ def test_bases_follow_those_of_the_async_class(output: Output) -> None:
 def test_the_files_of_the_repository_are_as_generated() -> None:
     """A changed async method, or an edited generated file, fails here and in `make sync-check`."""
     command = [sys.executable, "-m", "tools.make_sync", "--check"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_stale_file_fails_the_check(

@@ -12,14 +12,14 @@ from dlcore import LedgerClientConfig, LogConfig, open_namespace
 from dlcore.base.errors import UnsupportedError
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN
 from tests.backends_document import CONCEPTS, DOCUMENT, render
+from tests.fixtures.made_parts import require_as_made
 from tests.fixtures.memory_namespace import on_log
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 
 def test_the_document_is_as_the_classes() -> None:
-    """``python -m tests.backends_document`` writes it."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert render(text) == text
+    """`make pages` was run after the last change."""
+    require_as_made(DOCUMENT, render(DOCUMENT.read_text(encoding="utf-8")))
 
 
 async def outcome(call: Any) -> Any:

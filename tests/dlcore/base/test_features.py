@@ -16,6 +16,7 @@ from dlcore.base.features import (
     handshake_bit,
     own_release,
 )
+from dlcore.wire import messages
 
 if TYPE_CHECKING:
     import pytest
@@ -55,6 +56,17 @@ def test_the_page_of_operators_has_each_feature_that_is_finalized() -> None:
     for each in FEATURES:
         if each.announced is Announced.REGISTRATION:
             assert f"| `{each.name}` | {each.since} |" in page
+
+
+def test_the_wire_speaks_each_feature_of_the_handshake() -> None:
+    """The page of the protocol has their bits, counted from 0."""
+    page = (Path(__file__).parents[3] / "docs" / "wire.md").read_text(encoding="utf-8")
+    spoken = 0
+    for each in FEATURES:
+        if each.announced is Announced.HANDSHAKE:
+            spoken |= each.bit
+            assert f"| `{each.name}` | {each.bit.bit_length() - 1} |" in page
+    assert spoken == messages.FEATURES, "`FEATURES` of dlcore/wire/messages.py has all their bits"
 
 
 def test_a_folder_of_sources_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
