@@ -29,6 +29,7 @@ from dlspark.option_table import (
 )
 from dlspark.positions import (
     Bound,
+    Bounds,
     Edge,
     PositionsByLog,
     TimestampBound,
@@ -173,17 +174,6 @@ class MetadataOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Where a read starts and ends in each log."""
-
-    start: Bound
-    must_reach_start: bool
-    """Whether it is an error if a log does not reach `start` yet; else it is read from its end."""
-    end: Bound | None
-    """None for a stream."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """The records to read."""
 
@@ -225,7 +215,8 @@ class ReadOptions:
         selection = _parse_selection(table)
         start = _parse_bound(table, "starting", selection)
         end = _parse_bound(table, "ending", selection)
-        if mode is Mode.STREAM:
+        is_stream = mode is Mode.STREAM
+        if is_stream:
             table.refuse(_ENDS, "a stream has no end; it is for batch reads")
             start, end = start or Edge.LATEST, None
         else:
@@ -243,9 +234,7 @@ class ReadOptions:
             include_metadata=table.parse("includeMetadata", _parse_boolean, default=False),
             bounds=Bounds(
                 start=start,
-                must_reach_start=table.parse(
-                    _STRATEGY, _parse_strategy, default=mode is Mode.STREAM
-                ),
+                must_reach_start=table.parse(_STRATEGY, _parse_strategy, default=is_stream),
                 end=end,
             ),
             fail_on_data_loss=table.parse("failOnDataLoss", _parse_boolean, default=True),

@@ -60,6 +60,17 @@ class PositionsByLog:
 Bound = Edge | DLSN | TxidBound | TimestampBound | PositionsByLog
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Where a read starts and ends in each log."""
+
+    start: Bound
+    must_reach_start: bool
+    """Whether it is an error if a log does not reach `start` yet; else it is read from its end."""
+    end: Bound | None
+    """None for a stream."""
+
+
 def parse_offsets(option: str, text: str) -> Edge | DLSN | PositionsByLog:
     """Parse ``earliest``, ``latest``, a DLSN, or a JSON object of these by log name.
 

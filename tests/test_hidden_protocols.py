@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 FLAGS_MAX = 2
 KNOWN = {
-    # Two end it, for its user and with the log; the third tells the kind of the log.
-    "dlcore/backends/flight/reader.py FlightReader",
     # It ends once; the others tell whether a write is on its way then, and whether one came late.
     "dlcore/proxy/writing/forwarding.py Relay",
 }

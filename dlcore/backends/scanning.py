@@ -124,7 +124,7 @@ class LedgerClients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Access:
-    """What a scan opens connections with, and reads encrypted logs with."""
+    """Certificates, tokens and keys, with which scans open connections and read logs."""
 
     config: LedgerClientConfig
     tls: TlsFiles | None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.flight.put import StagingTarget
-    from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.reading.entry_rows import StoredRows
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.log.writing.producers import Mark
     from dlcore.proxy.reading.following import FollowedLog

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.ids import DLSN
-    from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.reading.entry_rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
 
 _HEADERS_BYTES = 40

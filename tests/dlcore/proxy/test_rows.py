@@ -14,7 +14,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import batch_of
-from dlcore.log.reading.rows import StoredRows
+from dlcore.log.reading.entry_rows import StoredRows
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema
 from dlcore.proxy.reading.rows import RowView
