@@ -1,1 +1,1 @@
-"""The asynchronous face over bookies and ZooKeeper: namespaces, logs, scans, and copies."""
+"""The public classes of namespaces and logs, whose back ends are in `dlcore.backends`."""
