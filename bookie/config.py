@@ -30,7 +30,8 @@ class SpaceConfig:
     that other programs cannot take it."""
     check_interval_s: float = 5.0
     """How often a read-only bookie checks the free space.  A writable bookie checks after each
-    write; without a write for six times as long, it writes 44 bytes to see that it still can."""
+    write.  If nothing was written for six times as long, a bookie checks the space, and writes a
+    small file to see whether its disk takes writes."""
 
     @property
     def fence_floor_bytes(self) -> int:

@@ -7,11 +7,14 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookie.disks.port import DiskFullError
 from bookie.membership.repair import Repairer
+from bookie.serving.metrics import try_disk
+from bookie.storage.status import StorageState
 from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.errors import DLError
+from dlcore.base.errors import BookieStorageError, DLError
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.wire.client import WireBookieClient
@@ -71,6 +74,7 @@ class Housekeeping:
         self._bookie = bookie
         self._running = running
         self._configured = asyncio.Event()
+        self._seen_end = storage.core.log.commits.queue.durable_end
 
     def configure(self, config: BookieConfig) -> None:
         """Continue with another configuration."""
@@ -83,7 +87,7 @@ class Housekeeping:
         """Start the background work of a running bookie."""
         self.repeat(
             "trying the disk",
-            self._storage.writes.try_disk,
+            self.try_idle_disk,
             lambda: _TRIAL_CHECKS * self._config.storage.space.check_interval_s,
         )
         self.repeat(
@@ -124,6 +128,37 @@ class Housekeeping:
         tasks = BackgroundTasks()
         tasks.start(repeat(), name=f"bookie {what}")
         self._running.push_async_callback(tasks.aclose)
+
+    async def try_idle_disk(self) -> None:
+        """See whether the disk still takes writes, if nothing became durable since the last call.
+
+        The file that is written is no record, so the log does not grow.  It can fail where an add
+        does not, such as for want of a descriptor.  After a failure a record of the log is
+        therefore written: it ends the bookie as a failed add does.
+
+        Raises:
+            BookieError: the record cannot be written either.
+        """
+        storage = self._storage
+        log, status = storage.core.log, storage.status
+        end = log.commits.queue.durable_end
+        is_idle, self._seen_end = end == self._seen_end, end
+        if not is_idle or status.state is StorageState.FAILED:
+            return
+        status.look()
+        try:
+            await try_disk(storage.core.disk, self._place.clock.new_token)
+        except DiskFullError:
+            return  # the free space, which was just looked at, decides whether adds are accepted
+        except BookieStorageError as error:
+            logger.warning(
+                "the idle disk does not take a file bookie=%s: %s; to do: see to the disk; the "
+                "bookie writes a record now, and ends if that fails too",
+                self._bookie,
+                error,
+            )
+            log.append_mark()
+            await log.commits.flush()
 
     def _erase(self) -> None:
         eraser = Eraser(

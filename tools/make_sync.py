@@ -111,6 +111,7 @@ OUTPUTS = (
                 doc="The base of all that a namespace offers.",
                 source=("dlcore/api/namespace.py", "OpenedNamespace"),
                 twin="_namespace",
+                omitted=frozenset({"aclose"}),
             ),
             Facade(
                 name="ScanPlanningCalls",
@@ -141,7 +142,7 @@ OUTPUTS = (
                 doc="A collection of logs.",
                 source=("dlcore/api/namespace.py", "Namespace"),
                 twin="_namespace",
-                omitted=frozenset({"aclose", "open_log"}),
+                omitted=frozenset({"open_log"}),
             ),
         ),
     ),

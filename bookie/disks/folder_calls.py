@@ -12,7 +12,7 @@ import fcntl
 import logging
 import mmap
 import os
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from bookie.disks.real_file import BLOCK_BYTES, NO_ROOM, sync_file, write_all
 from dlcore.base.errors import BookieStorageError, ConfigurationError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -288,6 +287,3 @@ class Spares:
             path.unlink(missing_ok=True)
             self._sizes.pop(path, None)
         sync_directory(self._directory)
-
-
-T = TypeVar("T")

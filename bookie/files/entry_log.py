@@ -519,12 +519,6 @@ class EntryLog:
             )
         self.is_marked = True
 
-    def append_trial(self) -> None:
-        """Accept a mark that proves nothing new: its write shows whether the disk takes any."""
-        is_marked = self.is_marked
-        self._append_small(RecordType.MARK, b"", None)
-        self.is_marked = is_marked
-
     def roll_from(self, number: int) -> None:
         """Continue in a new file, if the current file is `number`.
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from bookie.files.index import LedgerState
 from bookie.membership.given_ids import GivenIds, Need
-from bookie.storage.status import Claim, StorageState, run_room_bytes
+from bookie.storage.status import Claim, run_room_bytes
 from dlcore.base.background import BackgroundTasks, failed, outcome_of, reported_to_callers
 from dlcore.base.errors import (
     BadRequestError,
@@ -195,7 +195,6 @@ class Writes:
         self._timers = timers
         self._given_ids = given_ids
         self._held = HeldEntries(core, status.check_room)
-        self._tried_end = core.log.commits.queue.durable_end
 
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Accept or refuse `frame` now; the future is done when it is durable or was refused.
@@ -318,21 +317,6 @@ class Writes:
                 f"entry {entry.ledger_id}:{entry.entry_id} is not held, so it is not repaired"
             )
         await self._held.add_again(entry, is_recovery=True)
-
-    async def try_disk(self) -> None:
-        """Write a mark if nothing became durable since the last call.
-
-        A disk that is full or fails is therefore noticed without an add, and in the same way.
-
-        Raises:
-            BookieError: nothing is written any more.
-        """
-        queue = self._core.log.commits.queue
-        is_idle = queue.durable_end == self._tried_end and not queue.pending_bytes
-        if is_idle and self._status.state is StorageState.WRITABLE and not self._status.is_closed:
-            self._core.log.append_trial()
-            await self._core.log.commits.flush()
-        self._tried_end = queue.durable_end
 
     async def finish(self) -> None:
         """Return when no comparison with a held entry is in progress."""

@@ -44,6 +44,13 @@ class OpenedNamespace(AsyncClosing):
     def uri(self) -> str:
         """The URI that it was opened with."""
 
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close every connection; writers and readers of the namespace stop working.
+
+        An open writer is abandoned, and an error is logged for records that it had not written.
+        """
+
     def _unsupported(self, operation: str) -> NoReturn:
         raise UnsupportedError(
             f"{self.uri}: proxies do not offer `{operation}`; open the namespace directly, as "
@@ -429,10 +436,3 @@ class Namespace(ScanPlanning, AtomicAppends, AccessRules, ClusterView):
         return await AsyncMergedReader.open(
             self.open_log, names, positions, txid=txid, timestamp_ms=timestamp_ms
         )
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Close every connection; writers and readers of the namespace stop working.
-
-        An open writer is abandoned, and an error is logged for records that it had not written.
-        """

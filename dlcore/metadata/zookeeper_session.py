@@ -119,7 +119,7 @@ logger = logging.getLogger(__name__)
 class KazooConnection:
     """One client of kazoo with its threads, from its start until it ends, or its process does.
 
-    Its methods are for the event loop; it passes what kazoo's threads report to the loop.
+    It passes what kazoo's threads report to the event loop.
 
     Args:
         servers: the servers to connect to, one after the other.

@@ -40,7 +40,7 @@ _Failed: TypeAlias = "Callable[[BaseException], None]"
 class _Outbox:
     """Batches and rows that were passed on, in order, until the async writer accepts them.
 
-    The calling thread fills it, and so does the event loop's thread, which alone takes from it.
+    The calling thread fills it, and so does the event loop's thread, which alone hands batches on.
     """
 
     def __init__(self, writer: AsyncLogWriter) -> None:

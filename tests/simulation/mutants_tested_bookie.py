@@ -15,12 +15,13 @@ from bookie.files.damage import DamageLog
 from bookie.files.entry_reader import EntryReader
 from bookie.files.records import IntactRecord
 from bookie.files.sealed_files import SealedFiles
+from bookie.housekeeping import Housekeeping
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.repair import Repairer
 from bookie.serving.reads_in_progress import FollowStream
 from bookie.storage import writes as writes_module
 from bookie.storage.status import StorageStatus, Timers
-from bookie.storage.writes import Followers, HeldEntries, Writes
+from bookie.storage.writes import Followers, HeldEntries
 from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
@@ -508,8 +509,8 @@ def garbage_is_judged_without_sync() -> Iterator[None]:
 def an_idle_disk_is_not_tried() -> Iterator[None]:
     """A bookie on a bad disk is offered to writers until one of them has tried it."""
 
-    async def nothing(self: Writes) -> None:
-        """Write no mark."""
+    async def nothing(self: Housekeeping) -> None:
+        """Write nothing."""
 
-    with patch.object(Writes, "try_disk", nothing):
+    with patch.object(Housekeeping, "try_idle_disk", nothing):
         yield

@@ -254,10 +254,10 @@ class _Candidates:
 
 
 class _Racks:
-    """The racks of an ensemble's positions, None for open ones, and how many its write sets miss.
+    """The racks of an ensemble's positions, and how many racks its write sets miss.
 
     Args:
-        racks: of the positions.
+        racks: of the positions; None where it is unknown, or no bookie is chosen yet.
         is_open: whether a position has no bookie yet.
         write_quorum_size: how many consecutive positions a write set has.
         needed: how many racks each should have.

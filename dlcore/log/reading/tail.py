@@ -466,9 +466,10 @@ class EntryBuffer:
         self.size_bytes += entry.body.nbytes
 
     def take(self) -> FetchedEntry | None:
-        """Take the first entry, if there is one; then say ROOM to the machine if any wait.
+        """Take the first entry, if there is one.
 
-        It has no effect by itself, so no event is made of it: a caller takes very many.
+        It is no event, because a caller takes very many.  If fetched entries wait for room, the
+        caller must send ROOM to the machine afterwards.
         """
         if not self.entries:
             return None

@@ -21,9 +21,10 @@ KINDS = (LogCalls, NamespaceCalls, StagedAppendCalls, StagingWriterCalls)
 CALLS = [
     (kind, name)
     for kind in KINDS
-    for name, value in vars(kind).items()
-    if not name.startswith("_") and inspect.isfunction(value)
+    for name, value in inspect.getmembers(kind, inspect.isfunction)
+    if not name.startswith("_") and value.__module__.endswith("_calls")
 ]
+"""Each generated method, inherited ones too."""
 
 
 class Answer:
