@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _TRIAL_CHECKS = 6
 """Intervals of checks of the space after which an idle bookie tries its disk."""
+_TRIAL_FILE = "idle-trial"
+"""Not the file of the health check, which may be tried at the same time."""
 _REPAIR_RETRY_S = 1.0
 _ERASE_INTERVAL_S = 2.0
 """How often the bookie looks for requests to erase."""
@@ -147,7 +149,8 @@ class Housekeeping:
             return
         status.look()
         try:
-            await try_disk(storage.core.disk, self._place.clock.new_token)
+            token = self._place.clock.new_token
+            await try_disk(storage.core.disk, token, name=_TRIAL_FILE)
         except DiskFullError:
             return  # the free space, which was just looked at, decides whether adds are accepted
         except BookieStorageError as error:

@@ -110,10 +110,13 @@ def checks(storage: LedgerStorage) -> dict[str, Check]:
     return {"disk": disk, "space": space}
 
 
-async def try_disk(disk: Disk, new_token: Callable[[], str]) -> None:
-    """Write a small file durably, and read it.  Raises: BookieStorageError."""
+async def try_disk(disk: Disk, new_token: Callable[[], str], *, name: str = _TRIAL_FILE) -> None:
+    """Write a small file durably, and read it; two at once need two names.
+
+    Raises: BookieStorageError.
+    """
     written = new_token().encode()
-    await disk.write_file(_TRIAL_FILE, written)
-    found = await disk.read_file(_TRIAL_FILE)
+    await disk.write_file(name, written)
+    found = await disk.read_file(name)
     if found != written:
-        raise BookieStorageError(f"{_TRIAL_FILE}: read {found!r}, expected {written!r}")
+        raise BookieStorageError(f"{name}: read {found!r}, expected {written!r}")

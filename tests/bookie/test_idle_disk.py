@@ -41,10 +41,10 @@ class TriedDisk(MemoryDisk):
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Write a file, or fail as without descriptors."""
-        if name == "trial":
+        if name == "idle-trial":
             self.tried += 1
             if self.refuses:
-                raise BookieStorageError("cannot write trial: Too many open files")
+                raise BookieStorageError("cannot write idle-trial: Too many open files")
         await super().write_file(name, data)
 
 
