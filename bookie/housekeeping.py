@@ -7,9 +7,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie.disks.port import DiskFullError
+from bookie.disks.port import DiskFullError, try_disk
 from bookie.membership.repair import Repairer
-from bookie.serving.metrics import try_disk
 from bookie.storage.status import StorageState
 from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector
@@ -149,8 +148,7 @@ class Housekeeping:
             return
         status.look()
         try:
-            token = self._place.clock.new_token
-            await try_disk(storage.core.disk, token, name=_TRIAL_FILE)
+            await try_disk(storage.core.disk, _TRIAL_FILE, self._place.clock.new_token)
         except DiskFullError:
             return  # the free space, which was just looked at, decides whether adds are accepted
         except BookieStorageError as error:

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie.disks.port import DiskSpace
+from bookie.disks.port import DiskSpace, try_disk
 from bookie.disks.real import RealDisk
 from bookie.housekeeping import Housekeeping, Place
 from bookie.membership.given_ids import GivenIds
@@ -60,6 +60,8 @@ _ANSWER_S = 2.0
 _READS_GRACE_S = 2.0
 """How long reads in progress may take when the bookie stops."""
 _REGISTER_PATIENCE_S = 2.0
+_TRIAL_FILE = "trial"
+"""The file that health checks write."""
 _SPACE_INTERVAL_S = 5.0
 """How often the free space is checked; it is reported to the cluster far less often."""
 
@@ -247,7 +249,7 @@ class BookieServer(AsyncClosing):
             metrics=(*METADATA_METRICS, *metrics.METRICS),
             sources=[source_of(self._place.store), samples],
             checks=checks,
-            trial=partial(metrics.try_disk, disk, self._place.clock.new_token),
+            trial=partial(try_disk, disk, _TRIAL_FILE, self._place.clock.new_token),
         )
         opened = await self._running.enter_async_context(operator_port(self._config, operated, tls))
         self.http_port = None if opened is None else opened.port

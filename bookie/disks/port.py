@@ -208,3 +208,16 @@ async def write_with_room(disk: Disk, size_bytes: int, write: Callable[[], Await
         except DiskFullError:
             if not await disk.release(size_bytes + _SLACK_BYTES):
                 raise
+
+
+async def try_disk(disk: Disk, name: str, new_token: Callable[[], str]) -> None:
+    """Write a small file durably, and read it; two trials at once need two names.
+
+    Raises:
+        BookieStorageError: the disk is full, or does not give back what was written.
+    """
+    written = new_token().encode()
+    await disk.write_file(name, written)
+    found = await disk.read_file(name)
+    if found != written:
+        raise BookieStorageError(f"{name}: read {found!r}, expected {written!r}")

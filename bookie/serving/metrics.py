@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bookie.storage.status import StorageState
-from dlcore.base.errors import BookieStorageError
 from dlcore.base.metrics import counter, gauge, histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
-    from bookie.disks.port import Disk
     from bookie.serving.reads_in_progress import ReadBudget
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.health import Check
@@ -67,8 +65,6 @@ METRICS = (
 )
 """The metrics of a bookie, in the order of the documentation."""
 
-_TRIAL_FILE = "trial"
-
 
 def samples(
     storage: LedgerStorage, connections: Collection[object], reads: ReadBudget
@@ -108,15 +104,3 @@ def checks(storage: LedgerStorage) -> dict[str, Check]:
         return None if is_good else f"the bookie is read-only: {storage.status.shortage}"
 
     return {"disk": disk, "space": space}
-
-
-async def try_disk(disk: Disk, new_token: Callable[[], str], *, name: str = _TRIAL_FILE) -> None:
-    """Write a small file durably, and read it; two at once need two names.
-
-    Raises: BookieStorageError.
-    """
-    written = new_token().encode()
-    await disk.write_file(name, written)
-    found = await disk.read_file(name)
-    if found != written:
-        raise BookieStorageError(f"{name}: read {found!r}, expected {written!r}")

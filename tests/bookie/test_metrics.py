@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import SpaceConfig
-from bookie.serving.metrics import METRICS, checks, samples, try_disk
+from bookie.disks.port import try_disk
+from bookie.serving.metrics import METRICS, checks, samples
 from bookie.serving.reads_in_progress import ReadBudget
 from dlcore.base.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
 from dlcore.base.health import Readiness
@@ -111,11 +112,11 @@ def test_a_trial_leaves_one_small_file() -> None:
     async def scenario() -> None:
         disk, clock = MemoryDisk(), ManualClock()
         for _ in range(3):
-            await try_disk(disk, clock.new_token)
+            await try_disk(disk, "trial", clock.new_token)
         assert disk.names() == ["trial"]
         async with open_storage(disk) as storage:
             assert storage.status.stats().ledger_count == 0
         with pytest.raises(BookieStorageError, match="other"):
-            await try_disk(Forgetful(), clock.new_token)
+            await try_disk(Forgetful(), "trial", clock.new_token)
 
     run(scenario())
