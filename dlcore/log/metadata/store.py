@@ -145,8 +145,7 @@ class WriterLocks:
 
     async def holder_of(self, log: LogKey) -> LockHolder | None:
         """Return the holder of a log's lock; None if it is free."""
-        path = self._paths.log_of(log.log_id).lock
-        node = await persistently(lambda: self._store.get(path, fresh=True))
+        path, node = await self._read(log)
         return None if node is None else decode(LockHolder, node.value, source=path)
 
     async def break_one(self, log: LogKey, owner: str) -> bool:
@@ -157,8 +156,7 @@ class WriterLocks:
         writer's recovery.  This also holds for a writer that takes the lock between the read and
         the deletion.  For its sake a deletion without an answer is not repeated.
         """
-        path = self._paths.log_of(log.log_id).lock
-        node = await persistently(lambda: self._store.get(path, fresh=True))
+        path, node = await self._read(log)
         if node is None or node.session == self._store.session_token:
             return False
         if decode(LockHolder, node.value, source=path).owner != owner:
@@ -168,6 +166,10 @@ class WriterLocks:
         except (NoNodeError, MetadataVersionError, *UNANSWERED):
             return False  # it is gone, another's, or the outcome is unknown
         return True
+
+    async def _read(self, log: LogKey) -> tuple[str, Versioned | None]:
+        path = self._paths.log_of(log.log_id).lock
+        return path, await persistently(lambda: self._store.get(path, fresh=True))
 
 
 class LogStore:
