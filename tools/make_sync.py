@@ -26,8 +26,12 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Set
 
 ROOT = Path(__file__).resolve().parent.parent
 Method: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -69,6 +73,15 @@ class Output:
     """The blocking class, as "module.Class", for each async class that methods return."""
 
 
+def _part(path: str, twin: str, kind: str, doc: str, *, omitted: Set[str] = frozenset()) -> Facade:
+    return Facade(
+        name=f"{kind}Calls", doc=doc, source=(path, kind), twin=twin, omitted=frozenset(omitted)
+    )
+
+
+_of_namespace = partial(_part, "dlcore/api/namespace.py", "_namespace")
+_of_log = partial(_part, "dlcore/api/log.py", "_manager")
+
 _TWINS = {
     "AsyncAppendOnlyStreamReader": "dlcore.sync.stream.AppendOnlyStreamReader",
     "AsyncLogReader": "dlcore.sync.reader.LogReader",
@@ -106,44 +119,20 @@ OUTPUTS = (
         opening="The blocking calls of a namespace.",
         twins=_TWINS,
         facades=(
-            Facade(
-                name="OpenedNamespaceCalls",
-                doc="The base of all that a namespace offers.",
-                source=("dlcore/api/namespace.py", "OpenedNamespace"),
-                twin="_namespace",
-                omitted=frozenset({"aclose"}),
+            _of_namespace(
+                "OpenedNamespace", "The base of all that a namespace offers.", omitted={"aclose"}
             ),
-            Facade(
-                name="ScanPlanningCalls",
-                doc="Reads that are planned once for many logs, and may run in other processes.",
-                source=("dlcore/api/namespace.py", "ScanPlanning"),
-                twin="_namespace",
+            _of_namespace(
+                "ScanPlanning",
+                "Reads that are planned once for many logs, and may run in other processes.",
             ),
-            Facade(
-                name="AtomicAppendsCalls",
-                doc="Appends that enter all their logs in one step.",
-                source=("dlcore/api/namespace.py", "AtomicAppends"),
-                twin="_namespace",
+            _of_namespace("AtomicAppends", "Appends that enter all their logs in one step."),
+            _of_namespace("AccessRules", "The rules that say what callers of proxies may do."),
+            _of_namespace(
+                "ClusterView",
+                "The bookies and ledgers below all logs, and this client's work with them.",
             ),
-            Facade(
-                name="AccessRulesCalls",
-                doc="The rules that say what callers of proxies may do.",
-                source=("dlcore/api/namespace.py", "AccessRules"),
-                twin="_namespace",
-            ),
-            Facade(
-                name="ClusterViewCalls",
-                doc="The bookies and ledgers below all logs, and this client's work with them.",
-                source=("dlcore/api/namespace.py", "ClusterView"),
-                twin="_namespace",
-            ),
-            Facade(
-                name="NamespaceCalls",
-                doc="A collection of logs.",
-                source=("dlcore/api/namespace.py", "Namespace"),
-                twin="_namespace",
-                omitted=frozenset({"open_log"}),
-            ),
+            _of_namespace("Namespace", "A collection of logs.", omitted={"open_log"}),
         ),
     ),
     Output(
@@ -151,39 +140,11 @@ OUTPUTS = (
         opening="The blocking calls of a log.",
         twins=_TWINS,
         facades=(
-            Facade(
-                name="OpenedLogCalls",
-                doc="The base of all that a log offers.",
-                source=("dlcore/api/log.py", "OpenedLog"),
-                twin="_manager",
-                omitted=frozenset({"aclose"}),
-            ),
-            Facade(
-                name="LogContentsCalls",
-                doc="The readable records of one log.",
-                source=("dlcore/api/log.py", "LogContents"),
-                twin="_manager",
-                omitted=frozenset({"find_place"}),
-            ),
-            Facade(
-                name="ByteStreamCalls",
-                doc="The bytes of one log.",
-                source=("dlcore/api/log.py", "ByteStream"),
-                twin="_manager",
-                omitted=frozenset({"open_stream_writer"}),
-            ),
-            Facade(
-                name="SubscriptionsCalls",
-                doc="The subscribers of one log.",
-                source=("dlcore/api/log.py", "Subscriptions"),
-                twin="_manager",
-            ),
-            Facade(
-                name="LogDefinitionCalls",
-                doc="The settings and the schema of one log.",
-                source=("dlcore/api/log.py", "LogDefinition"),
-                twin="_manager",
-            ),
+            _of_log("OpenedLog", "The base of all that a log offers.", omitted={"aclose"}),
+            _of_log("LogContents", "The readable records of one log.", omitted={"find_place"}),
+            _of_log("ByteStream", "The bytes of one log.", omitted={"open_stream_writer"}),
+            _of_log("Subscriptions", "The subscribers of one log."),
+            _of_log("LogDefinition", "The settings and the schema of one log."),
             Facade(
                 name="LogCalls",
                 doc="One log: its readers, and its metadata.",
