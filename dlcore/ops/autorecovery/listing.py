@@ -212,8 +212,8 @@ class RepairList:
     async def tell(self, sweep: str, troubles: Troubles, *, worker: str = "") -> None:
         """Store for operators what a sweep had to leave out; delete it after one without problems.
 
-        `worker` tells several apart that sweep at the same time, each a part.  What one of them
-        left out vanishes with its session.
+        `worker` tells several apart that sweep at the same time, each a part.  The node of each
+        vanishes with its session.
 
         The information is for people only: if it cannot be stored, the sweep continues, and the log
         has it.

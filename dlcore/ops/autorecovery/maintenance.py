@@ -68,7 +68,7 @@ class RecoveryStatus:
 
     @property
     def left_out(self) -> list[str]:
-        """What the last sweeps left out, each once, and last how many are not named."""
+        """Items that the last sweeps left out, each once, and last how many are not named."""
         named = list(dict.fromkeys(text for each in self.troubles for text in each.found))
         more = sum(each.count - len(each.found) for each in self.troubles)
         return [*named, f"{more} more, which the logs of auto-recovery name"] if more else named

@@ -109,7 +109,7 @@ class Places:
 
     @property
     def wrong(self) -> Iterator[str]:
-        """What is wrong with each path that cannot be one."""
+        """A sentence about each path that cannot be one."""
         paths = {"folder": self.folder, "install_dir": self.installed, "data_dir": self.data_dir}
         for key, path in paths.items():
             is_path = path.isprintable() and path.startswith("/")
