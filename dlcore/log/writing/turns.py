@@ -15,6 +15,7 @@ Promises:
 * An append that does not commit within `TURN_S` loses its turn.
 * After a turn the waiting writers get the same time, so that consecutive appends do not block them.
 * A client that waits for the lock itself is reported once, and not during a turn.
+* A writer that is paused continues or fails: its callers never wait for ever.
 
 Records are never lost or overwritten, because each change is guarded by the version of the head.
 Turns only keep the two sides from overtaking each other for ever, and the writer's transaction ids
@@ -213,6 +214,7 @@ class Turns(Machine[TurnState]):
         self._number = 0  # of the last turn that was given
         self._is_late = False  # the append that has this turn
         self._begun_s = 0.0  # when the last turn was asked for
+        self._holds_writer = False  # paused: it neither continues nor fails by itself
         self._wanted_by = ""
 
     def handle(self, event: Event) -> list[Effect]:
@@ -240,6 +242,7 @@ class Turns(Machine[TurnState]):
             case Signal.PAUSED:
                 # "given" promises that the head has no open extent.
                 self._become(TurnState.GIVING)
+                self._holds_writer = True
                 return [SetTurn("asked", "given")]
             case Signal.RETRY_DUE:
                 return [Call.READ_HEAD]
@@ -315,6 +318,7 @@ class Turns(Machine[TurnState]):
         lssn = lssn_to_merge(before, at.head)
         asked: list[Effect] = [] if lssn is None else [AskForUpkeep(lssn)]
         self._become(TurnState.RESTING)
+        self._holds_writer = False
         rest = After(min(now - self._begun_s, TURN_S), Signal.REST_DUE)
         return [StepBack(at), *asked, rest]
 
@@ -331,7 +335,9 @@ class Turns(Machine[TurnState]):
         return [Note("cannot read whether the turn is over", error), *self._return()]
 
     def _end(self, error: DLError) -> list[Effect]:
-        failed: list[Effect] = [FailWriter(error)] if self.state is TurnState.RETURNING else []
+        # Nobody else would let a paused writer continue, and its callers would wait for ever.
+        failed: list[Effect] = [FailWriter(error)] if self._holds_writer else []
+        self._holds_writer = False
         self._become(TurnState.OVER)
         return [*failed, Note("no more turns are given", error)]
 
@@ -339,3 +345,6 @@ class Turns(Machine[TurnState]):
         """Assert all that holds between two events; tests call it after each."""
         assert self.state is not TurnState.FREE or not self._may_differ
         assert self.state is not TurnState.GIVEN or not (self._may_differ or self._is_late)
+        # It is paused in these states.  Before and after them it writes, or has ended.
+        holds = (_S.GIVING, _S.GIVEN, _S.CHECKING, _S.REVOKING, _S.RETURNING)
+        assert self._holds_writer == (self.state in holds)

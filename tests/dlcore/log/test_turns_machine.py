@@ -11,6 +11,7 @@ import pytest
 
 from dlcore.base.errors import (
     AlreadyClosedError,
+    CorruptMetadataError,
     EndOfStreamError,
     LogNotFoundError,
     MetadataConnectionError,
@@ -204,6 +205,27 @@ def test_a_writer_that_ends_gives_no_more_turns() -> None:
     assert bench.handle(CallFailed(gone)) == [FailWriter(gone), over]
 
 
+def test_a_paused_writer_fails_if_no_more_turns_are_given() -> None:
+    """Else it would take no records, and its callers would wait for ever."""
+    damaged = CorruptMetadataError("a newer layout")
+    set_ = TurnSet(True)
+    waits: dict[TurnState, list[Event]] = {
+        TurnState.GIVING: [],
+        TurnState.CHECKING: [set_],
+        TurnState.REVOKING: [set_, Looked(holder("given"), 0.0), TurnDue(1)],
+        TurnState.RETURNING: [set_, Looked(holder("free"), 0.0)],
+    }
+    for state, events in waits.items():
+        bench = Bench()
+        bench.asked()
+        for event in (Signal.PAUSED, *events):
+            bench.handle(event)
+        assert bench.machine.state is state
+        over = Note("no more turns are given", damaged)
+        assert bench.handle(CallFailed(damaged)) == [FailWriter(damaged), over]
+        assert bench.machine.state is TurnState.OVER
+
+
 def test_extents_since_the_last_turn_may_be_worth_a_merge() -> None:
     """The request names their segment, once."""
     limits, at = SegmentLimits(size_bytes_max=1, age_max_ms=10**9), EMPTY
@@ -238,7 +260,7 @@ class Life:
         self.rng = rng
         self.bench = Bench()
         self.turn: Turn = "free"
-        self.is_paused = False
+        self.is_paused = self.has_failed = False
         self.now = 0.0
         self.calls: list[Effect] = []
         self.timers: list[After] = []
@@ -256,6 +278,7 @@ class Life:
             # The promise: an append that commits in its turn finds no open extent.
             assert self.turn != "given" or self.is_paused
             assert len(self.calls) <= 1, "one call at a time"
+            assert after is not TurnState.OVER or self.has_failed or not self.is_paused
         return {(one, other) for one, other in made if other in TRANSITIONS.causes[one]}
 
     def step(self) -> list[Effect]:
@@ -300,6 +323,8 @@ class Life:
                 self.calls.append(effect)
             case After():
                 self.timers.append(effect)
+            case FailWriter():
+                self.has_failed = True
             case StepBack():
                 # A turn that is still given is of an append that the version of the head refuses.
                 self.is_paused = False
