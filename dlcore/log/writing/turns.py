@@ -15,7 +15,7 @@ Promises:
 * An append that does not commit within `TURN_S` loses its turn.
 * After a turn the waiting writers get the same time, so that consecutive appends do not block them.
 * A client that waits for the lock itself is reported once, and not during a turn.
-* A writer that is paused continues or fails: its callers never wait for ever.
+* A writer that is paused continues or fails, also after a defect: its callers never wait for ever.
 
 Records are never lost or overwritten, because each change is guarded by the version of the head.
 Turns only keep the two sides from overtaking each other for ever, and the writer's transaction ids
@@ -59,33 +59,35 @@ class TurnState(State):
 
 
 _S = TurnState
+_BROKEN = {_S.OVER: "a defect"}
+_REFUSED = {_S.OVER: "refused, or a defect"}
 TRANSITIONS = Transitions(
     _S.FREE,
     {
-        _S.FREE: {_S.LOOKING: "the lock changed"},
+        _S.FREE: {_S.LOOKING: "the lock changed", **_BROKEN},
         _S.LOOKING: {
             _S.FREE: "no append asks, or no answer",
             _S.LOOKING: "the lock changed meanwhile",
             _S.PARTING: "an append asks",
-            _S.OVER: "refused",
+            **_REFUSED,
         },
-        _S.PARTING: {_S.GIVING: "all answered", _S.OVER: "sealed, failed or closed"},
+        _S.PARTING: {_S.GIVING: "all answered", _S.OVER: "sealed, failed or closed; a defect"},
         _S.GIVING: {
             _S.CHECKING: "given",
             _S.RETURNING: "no append asks any more, or no answer",
-            _S.OVER: "refused",
+            **_REFUSED,
         },
-        _S.GIVEN: {_S.CHECKING: "the lock changed", _S.REVOKING: "time is over"},
+        _S.GIVEN: {_S.CHECKING: "the lock changed", _S.REVOKING: "time is over", **_BROKEN},
         _S.CHECKING: {
             _S.GIVEN: "not over yet",
             _S.CHECKING: "the lock changed meanwhile",
             _S.REVOKING: "time is over",
             _S.RETURNING: "over, or no answer",
-            _S.OVER: "refused",
+            **_REFUSED,
         },
-        _S.REVOKING: {_S.RETURNING: "over, or no answer", _S.OVER: "refused"},
-        _S.RETURNING: {_S.RESTING: "the writer continues", _S.OVER: "refused"},
-        _S.RESTING: {_S.LOOKING: "later"},
+        _S.REVOKING: {_S.RETURNING: "over, or no answer", **_REFUSED},
+        _S.RETURNING: {_S.RESTING: "the writer continues", **_REFUSED},
+        _S.RESTING: {_S.LOOKING: "later", **_BROKEN},
         _S.OVER: {},
     },
 )
@@ -130,7 +132,14 @@ class TurnDue:
     number: int
 
 
-Event: TypeAlias = Signal | Looked | TurnSet | HeadRead | TurnDue | CallFailed
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Event: a defect ended the driver's work."""
+
+    error: DLError
+
+
+Event: TypeAlias = Signal | Looked | TurnSet | HeadRead | TurnDue | CallFailed | Broken
 
 
 class Call(enum.Enum):
@@ -219,6 +228,8 @@ class Turns(Machine[TurnState]):
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; answers to calls come one at a time."""
+        if self.state is TurnState.OVER:
+            return []  # as a timer, or the answer to a call that a defect left under way
         match event:
             case Signal():
                 return self._on_signal(event)
@@ -232,6 +243,10 @@ class Turns(Machine[TurnState]):
                 return self._turn_due(number)
             case CallFailed(error):
                 return self._call_failed(error)
+            case Broken(error):
+                # The writer may be paused already, although the answer did not come.
+                self._holds_writer |= self.state is TurnState.PARTING
+                return self._end(error)
             case _:
                 assert_never(event)
 

@@ -233,7 +233,9 @@ def test_an_append_that_dies_in_its_turn_stops_no_writer_for_long(
     on_log(body)
 
 
-@pytest.mark.parametrize("error", [CorruptMetadataError("a newer layout")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [CorruptMetadataError("a newer layout"), RuntimeError("a defect")], ids=repr
+)
 def test_a_writer_that_cannot_give_the_turn_fails(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
