@@ -60,7 +60,6 @@ from dlcore.log.reading.schemas import find_schemas, find_targets
 from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
-from dlcore.log.typed.arrow import first_schema
 from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.append import DirectStagedAppend
     from dlcore.log.staging.writer import DirectStagingWriter
+    from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.capability_keys import FollowedKeys
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.metadata.port import MetadataStore
@@ -145,8 +145,8 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
     """Reads of many logs; snapshots of earlier calls are kept, and followed."""
 
     @override
-    async def get_snapshots(
-        self, names: Sequence[str], *, fresh: bool = False
+    async def _get_snapshots(
+        self, names: Sequence[str], *, fresh: bool
     ) -> dict[str, LogSnapshot | None]:
         return await self.followers.take(names, fresh=fresh)
 
@@ -156,8 +156,8 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
         return {name: outcome for name, outcome in found.items() if outcome is not None}
 
     @override
-    async def get_schemas(
-        self, names: Sequence[str], *, for_write: bool = False
+    async def _get_schemas(
+        self, names: Sequence[str], *, for_write: bool
     ) -> dict[str, pa.Schema | None]:
         self._require_open()
         logs = self.log_context.logs
@@ -166,7 +166,7 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
         return await find_schemas(logs, names)
 
     @override
-    async def find_places(
+    async def _find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
         self._require_open()
@@ -247,11 +247,9 @@ class DirectAppends(DirectOpenedNamespace, AtomicAppends):
     async def open_staging_writer(
         self, *, identity: str, shared: bool = False
     ) -> DirectStagingWriter:
-        from dlcore.log.staging.append import check_identity
         from dlcore.log.staging.writer import DirectStagingWriter
 
         self._require_open()
-        check_identity(identity)
         return DirectStagingWriter(
             self.log_context, self.staging_owner, identity, self.log_context.config
         )
@@ -407,18 +405,18 @@ class DirectNamespace(
         self._cluster_settings = cluster_settings
 
     @override
-    async def create_log(
+    async def _create_log(
         self,
         name: str,
         *,
-        config: LogConfig | None = None,
-        settings: LogSettings | None = None,
-        schema: Any = None,
-        log_id: str | None = None,
+        config: LogConfig | None,
+        settings: LogSettings,
+        schema: LogSchema | None,
+        log_id: str | None = None,  # of a client that may repeat its request to a proxy
     ) -> None:
         self._require_open()
         metadata = LogMetadata(
-            name=validate_log_name(name),
+            name=name,
             log_id=self.log_context.clock.new_token()
             if log_id is None
             else validate_log_id(log_id),
@@ -426,10 +424,9 @@ class DirectNamespace(
             quorum=(config or self.log_context.config).quorum,
             typed=schema is not None,
         )
-        settings = settings or LogSettings()
         if self._cluster_settings is not None:
             settings = await self._cluster_settings.settings_of_new_log(settings)
-        await self.log_context.logs.create(metadata, settings, first_schema(schema))
+        await self.log_context.logs.create(metadata, settings, schema)
         await self.ports.registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
 
     @override
@@ -458,7 +455,7 @@ class DirectNamespace(
         return await self.log_context.logs.exists(validate_log_name(name))
 
     @override
-    async def get_logs(self, prefix: str | None = None) -> list[str]:
+    async def _get_logs(self, prefix: str) -> list[str]:
         return sorted([name async for page in self.list_logs(prefix) for name in page])
 
     @override

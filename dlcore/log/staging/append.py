@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, assert_never
 from typing_extensions import override
 
 from dlcore.base.background import together
-from dlcore.base.config import require_kind
 from dlcore.base.errors import (
     AppendAbortedError,
-    ConfigurationError,
     DLError,
     LogNotFoundError,
     MetadataVersionError,
@@ -150,9 +148,6 @@ class CommitDriver:
             unsubscribe()
 
 
-IDENTITY_BYTES_MAX = 200
-
-
 class DirectStagedAppend(StagedAppend):
     """One atomic append, named by an identity, a version, and its place among the run's appends.
 
@@ -176,12 +171,8 @@ class DirectStagedAppend(StagedAppend):
         after: int | None = None,
         token: str | None = None,
     ) -> None:
-        check_identity(identity)
+        super().__init__(identity, version, shared=shared, run=run, lock_timeout_s=lock_timeout_s)
         staged_as = identity if shared is None else shared.identity
-        check_identity(staged_as)
-        require_kind("version", version, int)
-        if not 0 <= version < 2**63:
-            raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
         self._context = context
         self._round = "" if shared is None else shared.round
         self._keep_record = keep_record
@@ -282,13 +273,3 @@ class DirectStagedAppend(StagedAppend):
     async def aclose(self) -> None:
         if self._commit.result is None:
             await self._writer.aclose(delete=True)
-
-
-def check_identity(identity: str) -> None:
-    """Raise `ConfigurationError` unless `identity` can name appends."""
-    require_kind("identity", identity, str)
-    size = len(identity.encode())
-    if not 0 < size <= IDENTITY_BYTES_MAX:
-        raise ConfigurationError(
-            f"identity={identity!r}: expected 1 … {IDENTITY_BYTES_MAX} bytes, not {size}"
-        )

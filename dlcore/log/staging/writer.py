@@ -206,6 +206,7 @@ class DirectStagingWriter(StagingWriter):
     def __init__(
         self, context: LogContext, owner: StagingOwner, identity: str, config: LogConfig
     ) -> None:
+        super().__init__(identity)
         self._context = context
         self._identity = identity
         self._limits = SegmentLimits.of(config)
