@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.backends.direct.log import DirectLog
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.log.writing.writer import DirectWriter
     from dlcore.ops.sandbox.cluster import Sandbox

@@ -18,6 +18,7 @@ from dlcore.base.records import LogRecord, LogRecordWithDLSN
 from dlcore.base.statistics import NamespaceStatistics
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 from dlcore.log.metadata.names import LogChange, LogChangeKind
+from dlcore.log.metadata.segment import StagedExtent
 from dlcore.log.reading.scan import (
     CommitResult,
     ExtentView,
@@ -25,7 +26,6 @@ from dlcore.log.reading.scan import (
     ScanBatch,
     ScanRange,
     SegmentView,
-    StagedExtent,
 )
 from dlcore.log.reading.status import LogStatus
 

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.metadata.owner import StagingOwner
-    from dlcore.log.reading.scan import CommitResult, StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
+    from dlcore.log.reading.scan import CommitResult
     from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)

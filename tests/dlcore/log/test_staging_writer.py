@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.nodes import StagedNode
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
     from dlcore.log.staging.writer import DirectStagingWriter
 
 
