@@ -157,7 +157,7 @@ def recovery_stores_its_ensembles() -> Iterator[None]:
 
     with (
         patch.object(LedgerAppender, "_plan", store),
-        patch.object(recoverer_module, "_store_end", store_end),
+        patch.object(recoverer_module, "store_end", store_end),
     ):
         yield
 

@@ -201,15 +201,14 @@ class SubscriptionHold:
         await self._run(Remove())
 
     async def release(self) -> None:
-        """Release it for others; a second call does nothing.
+        """Release it for others, after the call under way; a second call does nothing.
 
         If the metadata store does not answer, or this is cancelled, the release goes on in the
         background.
         """
         self._unsubscribe()
         self._hold.handle(Signal.RELEASED)
-        if self._has_attempted:
-            self._has_attempted = False
+        if self._has_attempted or self._turn.locked():
             release = _releases.start(self._unlock(), name=f"release {self!r}")
             await asyncio.wait({release}, timeout=_RELEASE_WAIT_S)
 
@@ -222,10 +221,15 @@ class SubscriptionHold:
                 with contextlib.suppress(NoNodeError):  # it vanished with its session
                     await store.delete(path)
 
-        try:
-            await persistently(delete)
-        except DLError as error:
-            logger.info("%r: its lock goes with the session: %r", self, error)
+        # A call under way may be the one that creates the lock.
+        async with self._turn:
+            if not self._has_attempted:
+                return
+            self._has_attempted = False
+            try:
+                await persistently(delete)
+            except DLError as error:
+                logger.info("%r: its lock goes with the session: %r", self, error)
 
     # The machine
 
