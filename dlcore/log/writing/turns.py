@@ -350,7 +350,7 @@ class Turns(Machine[TurnState]):
         return [Note("cannot read whether the turn is over", error), *self._return()]
 
     def _end(self, error: DLError) -> list[Effect]:
-        # Nobody else would let a paused writer continue, and its callers would wait for ever.
+        # Nothing else lets a paused writer continue: its callers would wait for ever.
         failed: list[Effect] = [FailWriter(error)] if self._holds_writer else []
         self._holds_writer = False
         self._become(TurnState.OVER)

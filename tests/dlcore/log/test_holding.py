@@ -439,7 +439,7 @@ def test_a_hold_that_was_released_takes_no_lock() -> None:
     assert bench.handle(CallFailed(AWAY)) == Ended(AWAY)
 
 
-def test_what_was_done_at_the_release_is_no_error() -> None:
+def test_a_result_that_comes_at_the_release_is_no_error() -> None:
     """A position that was stored, and a subscription that was removed."""
     bench = Bench().taken()
     put = bench.handle(CommitPosition(NEXT))
