@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from bookie.ledger_storage import LedgerStorage
 from bookie.membership.identity import begin_life, establish_identity
 from bookie.membership.registration_driver import Registrar
-from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from dlcore.base.errors import (
     BookieStorageError,
