@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
-    from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.log.reading.watching import LogWatch
     from dlcore.log.staging.faces import StagedAppend, StagingWriter
     from dlcore.log.typed.schema import LogSchema
 

@@ -9,7 +9,7 @@ import msgspec
 
 from dlcore.base.html_tables import ShownFields
 from dlcore.log.entries.stamp import Claim
-from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.metadata.segment import StagedExtent
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,7 +17,7 @@ from dlcore.backends.flight.staging import KEPT_BYTES_MAX
 from dlcore.base.errors import (
     WriteError,
 )
-from dlcore.log.metadata.staged import list_all_staged
+from dlcore.log.upkeep.staged import list_all_staged
 from dlcore.sync import StagedExtent, open_namespace, open_namespace as open_remote
 from tests.fixtures.proxies import ask, proxy_process
 

@@ -33,9 +33,8 @@ from dlcore.base.errors import (
 from dlcore.base.machines import CallFailed, Ended
 from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.metadata.nodes import head_of
-from dlcore.log.metadata.segment import Extent
+from dlcore.log.metadata.segment import Extent, StagedExtent
 from dlcore.log.metadata.values import LockHolder, LogHead, LogKey, SegmentEnd, StagedLedger
-from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.log.staging import commit
 from dlcore.log.staging.commit import AppendTerms, Commit
 from dlcore.log.writing import turns
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.reading.scan import CommitResult
     from dlcore.metadata.port import Op
 
 PATHS = NamespacePaths("/dlog")

@@ -54,11 +54,11 @@ from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import LogMetadata
-from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.rows_reader import AsyncLogReader
 from dlcore.log.reading.schemas import find_schemas, find_targets
 from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
+from dlcore.log.reading.watching import LogWatch
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
@@ -102,7 +102,9 @@ class DirectOpenedNamespace(OpenedNamespace):
         """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
         self.log_context = context
         """The adapters of its logs, for maintenance; it closes them."""
-        self.staging_owner = StagingOwner(context)
+        self.staging_owner = StagingOwner(
+            ports.store, ports.paths, clock=context.clock, client_id=context.client_id
+        )
         """The node that shows that this process lives, for those that stage and merge."""
         self.followers = LogFollowers(context)
         """The logs with kept snapshots; it closes them."""
@@ -256,12 +258,12 @@ class DirectAppends(DirectOpenedNamespace, AtomicAppends):
 
     @override
     async def last_version(self, identity: str) -> int:
-        return await last_version(self.log_context, identity)
+        return await last_version(self.ports.store, self.ports.paths, identity)
 
     @override
     async def list_commits(self) -> list[CommitStatus]:
         self._require_open()
-        return await list_commits(self.log_context)
+        return await list_commits(self.ports.store, self.ports.paths)
 
 
 class DirectAccessRules(DirectOpenedNamespace, AccessRules):

@@ -25,7 +25,6 @@ from dlcore.flight.planning import (
     SchemasRequest,
     Search,
     SnapshotsRequest,
-    unpack_snapshots,
 )
 from dlcore.flight.put import PutMessage
 from dlcore.flight.replies import LogInfo
@@ -33,6 +32,7 @@ from dlcore.flight.requests import ChangeRequest
 from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of, read_schema
+from dlcore.log.reading.scan import unpack_snapshots
 from dlcore.log.reading.scan_run import ScanRun
 from dlcore.log.typed.schema import Target
 

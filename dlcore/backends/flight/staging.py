@@ -36,7 +36,7 @@ from dlcore.flight.producer_client import MESSAGE_BYTES, too_long
 from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.flight.replies import StagingReply
 from dlcore.flight.sending import framed
-from dlcore.log.reading.scan import CommitResult, StagedExtent
+from dlcore.log.reading.scan import CommitResult
 from dlcore.log.staging.faces import StagedAppend, StagingWriter
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.log.metadata.segment import StagedExtent
 
 KEPT_BYTES_MAX = 8 * 1024 * 1024
 """Most bytes that are kept.  Up to this size records wait in memory for `stage`, and are sent again

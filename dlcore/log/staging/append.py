@@ -21,7 +21,6 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.base.machines import Pause, run_to_end
-from dlcore.log.metadata.staged import drop, list_staged, read_staged, settle
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord
 from dlcore.log.recovery import recover_log
@@ -42,6 +41,7 @@ from dlcore.log.staging.faces import StagedAppend
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.upkeep.requests import ask_for_upkeep
+from dlcore.log.upkeep.staged import drop, list_staged, read_staged, settle
 from dlcore.metadata.attempts import Store
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import decode
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.metadata.owner import StagingOwner
-    from dlcore.log.reading.scan import CommitResult, StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
+    from dlcore.log.reading.scan import CommitResult
     from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)

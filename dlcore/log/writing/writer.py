@@ -11,7 +11,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from typing_extensions import override
 
@@ -39,6 +39,8 @@ from dlcore.log.writing.append import (
     AppendEntry,
     AwaitCapacity,
     AwaitTurn,
+    CloseLedger,
+    CompleteSegment,
     Ended,
     Ending,
     EntryDurable,
@@ -48,8 +50,10 @@ from dlcore.log.writing.append import (
     HeadChanged,
     LogAppender,
     MayChange,
+    RecoverLog,
     Refuse,
     Resumed,
+    StartSegment,
     Step,
     Suspended,
 )
@@ -152,10 +156,19 @@ class Pump:
                 case Ended():
                     if not effect.ticket.done():
                         effect.ticket.set_result(self.machine.report.last_dlsn or DLSN.INITIAL)
-                case _:
+                case (
+                    AwaitCapacity()
+                    | AwaitTurn()
+                    | CloseLedger()
+                    | StartSegment()
+                    | CompleteSegment()
+                    | RecoverLog()
+                ):
                     self._step = effect
                     if self.is_asleep:
                         self.wake.set()
+                case _:
+                    assert_never(effect)
         self._capacity.set()
 
     def fail(self, error: DLError) -> None:

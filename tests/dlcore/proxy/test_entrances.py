@@ -22,7 +22,7 @@ from dlcore.base.access.rights import Right
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.entrances import ENTRANCES
-from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.metadata.segment import StagedExtent
 from dlcore.proxy.service import FLIGHT
 from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, Stream, data_of, with_proxies
 from tests.fixtures.tokens import Issuer
