@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,9 @@ def test_a_range_is_read(way: Way) -> None:
     assert records.to_polars()["txid"].to_list() == [10, 12, 14, 16]
     assert sum(batch.num_rows for batch in records) == 4
     assert records.extent.start == DLSN(1, 0, 0)
+    assert log.name in f"{records!r} {records._repr_html_()}"
+    if not way.is_async:
+        assert pa.table(records)["txid"].to_pylist() == [10, 12, 14, 16]
     log.truncate(DLSN(1, 2, 0))
     assert values() == values(DLSN.INITIAL) == values(0) == [b"14", b"16"]
     for start in (DLSN(1, 1, 0), 12):
@@ -278,8 +282,21 @@ def test_bytes_are_written_and_read(way: Way) -> None:
         assert stream.tell() == 11
         assert stream.seek(6) == 6
         assert stream.read(3) == b"wor"
+        assert stream.seek(-2, io.SEEK_END) == 9
+        assert stream.read() == b"ld"
+        with pytest.raises(ConfigurationError):
+            stream.skip_to(-1)
     with log.open_stream_reader(8) as stream:
         assert stream.read() == b"rld"
+        assert log.truncate(txid=7)
+        stream.seek(2)
+        with pytest.raises(AlreadyTruncatedError, match="were truncated"):
+            stream.read(1)
+    with log.open_stream_reader() as stream, log.open_stream_writer() as writer:
+        assert (stream.tell(), stream.read()) == (6, b"world")
+        writer.write(b"!")
+        writer.mark_end_of_stream()
+        assert (stream.read(), stream.has_ended) == (b"!", True)
     records = way.new_log(5, 5)
     with pytest.raises(DLError, match=records.name):
         records.open_stream_reader(0).read()
@@ -293,8 +310,9 @@ def test_records_are_appended_on_a_condition(way: Way) -> None:
         assert last == DLSN(1, 0, 1)
         batch = pa.record_batch({"txid": [3], "value": [b"3"]})
         last = log.append(batch, expected=last)
-        with pytest.raises(ConditionFailedError):
+        with pytest.raises(ConditionFailedError) as failed:
             log.append([LogRecord(4, b"4")], expected=None)
+        assert failed.value.last == str(last)
         assert way.payloads(log) == [b"1", b"2", b"3"]
         assert last == log.get_last_dlsn()
         with pytest.raises(ConfigurationError, match="has no records"):

@@ -158,7 +158,13 @@ def test_a_merged_reader_has_many_logs_as_one(way: Way) -> None:
     namespace, odd, even = way.namespace, way.new_log(1, 3, 5), way.new_log(2, 4, 6)
     names = [odd.name, even.name]
     with namespace.open_merged_reader(names) as merged:
-        assert [each.record.txid for each in merged.records()] == [1, 2, 3, 4, 5, 6]
+        assert "2 logs" in repr(merged)
+        assert [each.record.txid for each in merged.read_bulk(2)] == [1, 2]
+        for log_name, record in merged:
+            assert (log_name, record.payload) == (odd.name, b"3")
+            break
+        assert [each.record.txid for each in merged.records()] == [4, 5, 6]
+        assert merged.read_bulk(1) == []
         positions = merged.positions
     assert positions == {odd.name: DLSN(1, 3, 0), even.name: DLSN(1, 3, 0)}
     with namespace.open_merged_reader(names, txid=4) as merged:
@@ -166,7 +172,9 @@ def test_a_merged_reader_has_many_logs_as_one(way: Way) -> None:
     with namespace.open_merged_reader(names, txid=6, positions={odd.name: DLSN(1, 2, 0)}) as merged:
         assert [each.record.txid for each in merged.records()] == [5, 6]
     with namespace.open_merged_reader(names, timestamp_ms=2**50) as merged:
-        assert list(merged.records()) == []
+        for log in (odd, even):
+            log.mark_end_of_stream()
+        assert list(merged.records(follow=True)) == []
 
 
 def test_a_fork_ends_where_objects_do(way: Way) -> None:

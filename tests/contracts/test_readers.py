@@ -52,8 +52,8 @@ def test_records_are_read_in_any_portions(way: Way) -> None:
         assert [each.txid for each in reader.records()] == [7, 8]
         assert reader.position >= DLSN(2, 1, 1)
         assert "OPEN" in repr(reader)
-        for count in (0, -1):
-            with pytest.raises(ConfigurationError, match=f"count={count}"):
+        for count in (0, -1, "5", True):
+            with pytest.raises(ConfigurationError, match=f"count={count!r}: expected"):
                 reader.read_bulk(count)
         with pytest.raises(ConfigurationError, match="timeout_s"):
             reader.read_bulk(1, timeout_s="1")
@@ -113,6 +113,52 @@ def test_a_reader_seeks_forward_and_back(way: Way) -> None:
             log.open_reader(**start)
     with log.open_reader(dlsn=DLSN.INITIAL) as reader:
         assert txids(way, reader, 1) == [4]
+
+
+def test_a_loop_that_ends_early_leaves_the_rest(way: Way) -> None:
+    """The next read goes on behind the last record of the loop."""
+    log = way.new_log(0, 1, 2, 3, 4, 5)
+    with log.open_reader(txid=1) as reader:
+        for record in reader.records():
+            if record.txid == 3:
+                break
+        if not way.has_proxies:
+            assert record.position_in_segment == 4  # counted from 1
+        assert txids(way, reader, 1) == [4]
+        assert pa.Table.from_batches(reader.batches())["txid"].to_pylist() == [5]
+        reader.seek(txid=2)
+        for record in reader:
+            assert record.txid == 2
+            break
+        assert reader.position in (record.dlsn.next_slot(), DLSN(1, 3, 0))
+
+
+def test_a_reader_follows_its_log(way: Way) -> None:
+    """A loop waits for what comes; one by transaction id leaves out lower ones."""
+    log = way.new_log(0, 1)
+    with log.open_reader() as reader, log.open_reader(txid=4) as later:
+        following, waiting = reader.records(follow=True), later.records(follow=True)
+        assert [next(following).txid for _ in range(2)] == [0, 1]
+        way.write(log.name, 2, 3, 4)
+        assert [next(following).txid for _ in range(3)] == [2, 3, 4]
+        assert next(waiting).txid == 4
+        way.write(log.name, 5)
+        assert reader.read_bulk(1, timeout_s=30)[0].txid == 5
+        log.mark_end_of_stream()
+        assert list(reader.batches(follow=True)) == []
+
+
+def test_the_first_position_means_what_is_left(way: Way) -> None:
+    """Also for a reader that was opened before there was a record."""
+    log = way.new_log()
+    with log.open_reader(dlsn=DLSN.INITIAL) as early:
+        way.write(log.name, 0, 1, 2)
+        log.truncate(DLSN(1, 1, 0))
+        with log.open_reader(dlsn=DLSN.INITIAL) as late:
+            assert txids(way, late) == [1, 2]
+        assert txids(way, early)[-2:] == [1, 2]  # a direct one may have read ahead
+    with way.only_directly(), log.open_reader(ignore_truncation=True) as all_of_it:
+        assert txids(way, all_of_it) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("count", [0, 3])

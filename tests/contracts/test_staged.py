@@ -95,6 +95,12 @@ def test_discarded_records_are_not_staged(way: Way) -> None:
             (LogRecordTooLongError, log.name, batch("x" * (RECORD_SIZE_BYTES_MAX + 1))),
             (TransactionIdOutOfOrderError, log.name, batch("x", "y", txids=[2, 1])),
             (SchemaMismatchError, typed.name, pa.record_batch({"id": ["x"]})),
+            (
+                SchemaMismatchError,
+                typed.name,
+                pa.record_batch({"id": pa.array([None], pa.int64())}),
+            ),
+            (SchemaMismatchError, typed.name, pa.record_batch({"name": ["x"]})),
             (ConfigurationError, log.name, pa.record_batch({"city": ["x"]})),
         ):
             with pytest.raises(error):

@@ -186,6 +186,7 @@ def test_a_writer_is_alone_or_has_a_producer(way: Way) -> None:
         writer.flush()
         if not way.has_proxies:
             assert writer.producer is None
+            assert log.status().writer is not None
             with pytest.raises(UnsupportedError, match="has no producer"):
                 _ = writer.next_sequence
             other = way.open_another().open_log(log.name)
