@@ -19,9 +19,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500, help="how many seeds (default: 500)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--seed", type=int, help="run this one only and print its trace")
-    parser.add_argument("--focus", choices=sorted(FOCUSES), help="plans of this focus")
     parser.add_argument(
-        "--mutant", choices=sorted(MUTANTS), help="with --seed: with this bug, under its focus"
+        "--focus", choices=sorted(FOCUSES), metavar="FOCUS", help="plans of this focus (mutants.py)"
+    )
+    parser.add_argument(
+        "--mutant",
+        choices=sorted(MUTANTS),
+        metavar="MUTANT",
+        help="with --seed: with this bug (mutants.py), under its focus",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import re
 import sys
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar
 
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
 from dlcore.ops.sandbox.process import (
     HOST,
     ChildProcess,
     PortReservation,
+    Startable,
     Warden,
     python_path,
     wait_until,
 )
 
-if TYPE_CHECKING:
-    from types import TracebackType
 
-
-class MetadataProcess(ABC):
+class MetadataProcess(Startable):
     """One server, with its data and log under `data_dir`.
 
     Without `port` a free one is chosen at the first start, and kept.
@@ -48,18 +45,6 @@ class MetadataProcess(ABC):
         state = "running" if self.is_running else "stopped"
         return f"<{type(self).__name__} {self._host}:{self._port} {state}>"
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     @property
     def servers(self) -> str:
         """Address for clients: ``host:port``."""
@@ -75,19 +60,6 @@ class MetadataProcess(ABC):
     def is_running(self) -> bool:
         """Whether the process runs."""
         return self._child is not None and self._child.is_running
-
-    def start(self) -> None:
-        """Start the server and wait until it serves; do nothing if it runs."""
-        if self.is_running:
-            return
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-
-    @abstractmethod
-    def _start(self) -> None: ...
 
     def _watching(self) -> Warden:
         """Return the warden that the child is started with."""

@@ -11,14 +11,16 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.sandbox import warden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
 
 HOST = "127.0.0.1"
 GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
@@ -167,6 +169,44 @@ class ChildProcess:
     def _close_stdin(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+class Startable(ABC):
+    """One or more processes that run from `start` until `stop`, or for a `with` block."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start all processes and wait until they serve; do nothing if they run."""
+        if self.is_running:
+            return
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether there is nothing to start."""
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop all processes; do nothing if none runs."""
 
 
 class PortReservation:

@@ -10,13 +10,19 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from dlcore.base.errors import CorruptMetadataError, NodeExistsError, NoNodeError, UnexpectedError
+from dlcore.base.errors import (
+    CorruptMetadataError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NoNodeError,
+    UnexpectedError,
+)
 from dlcore.ledger.metadata.values import BookieCookie, Erased, Erasure
 from dlcore.log.metadata.redactions import redaction_in
-from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.log.metadata.store import persistently
+from dlcore.log.upkeep.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.metadata.paths import is_number, unescape
-from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.port import CONFLICTS, Create, Delete
 from dlcore.metadata.stored import decode, encode
 from dlcore.ops.upkeep.strays import delete_unnamed, looked_into, tier_urls
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
@@ -216,18 +222,35 @@ class Purger:
 
     async def ask(self) -> Sequence[str]:
         """Ask all bookies to erase, once the ledgers are gone; return those that have not yet."""
-        context, stored = self._context, (await self.begun()).stored
+        begun = await self.begun()
+        stored = begun.stored
         if await self._undropped(stored.ledgers):
             return ("bookies are asked once these ledgers are deleted",)
         token = f"{stored.token}-{len(stored.ledgers)}"  # more ledgers make another request
-        path = context.paths.erasure(token)
+        if not await self._request(begun, token):
+            return ("another client goes on with the same redaction",)
         for name in await self._requests(stored.token):
             if name != token:
                 await self._withdraw(name)
-        request = Erasure(ledgers=stored.ledgers, asked_ms=context.clock.now_ms())
-        with contextlib.suppress(NodeExistsError):
-            await context.store.create(path, encode(request), make_parents=True)
         return await self._unanswered(token)
+
+    async def _request(self, begun: VersionedRedaction, token: str) -> bool:
+        """Make the request unless it exists; return False if the redaction is no longer as read.
+
+        The redaction gets another version with it.  A client that finishes the redaction meanwhile
+        then looks again.  Without that it would leave this request, which no client withdraws then.
+        """
+        context, path = self._context, self._context.paths.erasure(token)
+        if await persistently(lambda: context.store.get(path, fresh=True)) is not None:
+            return True
+        request = Erasure(ledgers=begun.stored.ledgers, asked_ms=context.clock.now_ms())
+        with contextlib.suppress(NodeExistsError):
+            await context.store.create(context.paths.erasures, make_parents=True)
+        try:
+            await context.store.multi([begun.put(), Create(path, encode(request))])
+        except CONFLICTS:
+            return False
+        return True
 
     async def _requests(self, token: str) -> list[str]:
         paths, store = self._context.paths, self._context.store
@@ -261,17 +284,29 @@ class Purger:
         return left
 
     async def _withdraw(self, token: str) -> None:
-        store, path = self._context.store, self._context.paths.erasure(token)
-        for name in await persistently(lambda: store.get_children(path, fresh=True)) or []:
-            await _remove(self._context, f"{path}/{name}")
-        await _remove(self._context, path)
+        path = self._context.paths.erasure(token)
+        for each in (*await self._answers(path), path):
+            with contextlib.suppress(NoNodeError):
+                await persistently(lambda each=each: self._context.store.delete(each))  # type: ignore[misc]
+
+    async def _answers(self, request: str) -> list[str]:
+        store = self._context.store
+        names = await persistently(lambda: store.get_children(request, fresh=True))
+        return [f"{request}/{each}" for each in names or ()]
 
     async def finish(self) -> None:
-        """Remove the requests to bookies, then the redaction's node."""
-        stored = (await self.begun()).stored
-        for name in await self._requests(stored.token):
-            await self._withdraw(name)
-        await _remove(self._context, self._context.paths.redaction(self._log.log_id))
+        """Remove the redaction's node with its requests to bookies: all at once, or nothing."""
+        context = self._context
+        while (found := await self.read()) is not None:
+            requests = [
+                context.paths.erasure(each) for each in await self._requests(found.stored.token)
+            ]
+            answers = [path for each in requests for path in await self._answers(each)]
+            removal = [Delete(each) for each in (*answers, *requests)]
+            removal.append(Delete(found.path, found.version))
+            # A bookie has answered again, or another client has asked or removed them: look again.
+            with contextlib.suppress(NodeNotEmptyError, *CONFLICTS):
+                await persistently(lambda removal=removal: context.store.multi(removal))  # type: ignore[misc]
 
 
 class _TableNames:
@@ -287,11 +322,6 @@ class _TableNames:
             self.kept.append(url)
             return True
         return False
-
-
-async def _remove(context: LogContext, path: str) -> None:
-    with contextlib.suppress(NoNodeError):
-        await persistently(lambda: context.store.delete(path, version=ANY_VERSION))
 
 
 def _shortened(sentences: Sequence[str]) -> list[str]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
-from dlcore.base.errors import ConfigurationError, ObjectStoreError, UnsupportedError
+from dlcore.base.errors import (
+    ConfigurationError,
+    ObjectStoreError,
+    UnexpectedError,
+    UnsupportedError,
+)
 from dlcore.ledger.metadata.values import BookieCookie, Erased, Erasure
 from dlcore.log.cold.delta_format import before_last_checkpoint
 from dlcore.log.metadata import redactions
-from dlcore.log.metadata.staged import list_staged, settle
+from dlcore.log.upkeep.staged import list_staged, settle
 from dlcore.metadata.stored import decode, encode
+from dlcore.ops.upkeep.redaction_purge import Purger
 from dlcore.ops.upkeep.tierer import LogTierer
 from tests.dlcore.ops.upkeep.test_merger import forget_ledgers
 from tests.dlcore.ops.upkeep.test_redactor import (
@@ -175,6 +182,77 @@ def test_it_ends_when_all_bookies_have_answered() -> None:
         receipt = await (await scene.redactor()).redact()
         assert (receipt.left, receipt.done.rows) == ((), 20)
         assert await store.get_children(paths.erasures) == []
+
+    on_scene(body)
+
+
+async def two_purgers(scene: Scene) -> tuple[Purger, Purger]:
+    """Return two clients of a redaction that waits for one bookie, as after a lost session."""
+    context, paths = scene.namespace.log_context, scene.cluster.paths
+    cookie = BookieCookie(
+        name="away", incarnation="i", cluster_id=scene.cluster.cluster_id, created_ms=0
+    )
+    await context.store.create(paths.cookie("away"), encode(cookie), make_parents=True)
+    left = (await (await scene.redactor()).redact()).left
+    assert left == ("bookie away is down, and erases when it is back",)
+    owner, log = scene.namespace.staging_owner, await context.logs.find("clicks")
+    return Purger(context, owner, log), Purger(context, owner, log)
+
+
+def test_a_client_that_was_overtaken_asks_no_bookie_again() -> None:
+    """Goal: once a redaction is finished, no request of it appears, which would stay for ever."""
+
+    async def body(scene: Scene) -> None:
+        store, paths = scene.namespace.log_context.store, scene.cluster.paths
+        slow, fast = await two_purgers(scene)
+        undropped = slow._undropped
+
+        async def overtaken(ids: Sequence[int]) -> list[str]:
+            await fast.finish()
+            return await undropped(ids)
+
+        with patch.object(slow, "_undropped", overtaken):
+            assert await slow.ask() == ("another client goes on with the same redaction",)
+        assert await store.get_children(paths.erasures) == []
+        with pytest.raises(UnexpectedError, match="was removed meanwhile: run the command again"):
+            await slow.ask()
+
+    on_scene(body)
+
+
+def test_requests_and_answers_that_come_meanwhile_go_with_their_redaction() -> None:
+    """Goal: who finishes a redaction looks again after each change of it, and leaves nothing."""
+
+    async def body(scene: Scene) -> None:
+        store, paths = scene.namespace.log_context.store, scene.cluster.paths
+        slow, fast = await two_purgers(scene)
+        (token,) = await store.get_children(paths.erasures) or []
+        requests, answers, looks = fast._requests, fast._answers, list[str]()
+
+        async def disturbed(of: str) -> list[str]:
+            found = await requests(of)
+            looks.append(of)
+            if len(looks) == 1:  # it has seen the request, and none of its answers
+                await fast._withdraw(token)
+            elif len(looks) == 2:  # it has seen no request
+                await slow.ask()
+            return found
+
+        async def answered(request: str) -> list[str]:
+            found = await answers(request)
+            if len(looks) == 3:  # it has seen the request, and no answer
+                await answer(scene, "away", token, Erased(incarnation="i"))
+            return found
+
+        with (
+            patch.object(fast, "_requests", disturbed),
+            patch.object(fast, "_answers", answered),
+        ):
+            await fast.finish()
+        assert len(looks) == 4
+        assert await store.get_children(paths.erasures) == []
+        assert await fast.read() is None
+        await fast.finish()
 
     on_scene(body)
 
