@@ -9,30 +9,25 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import Self
 
-from dlcore.base.errors import ConfigurationError, MetadataConnectionError
+from dlcore.base.errors import MetadataConnectionError
 from dlcore.ops.sandbox.process import (
     HOST,
     ChildProcess,
     PortReservation,
+    Restartable,
     Warden,
     python_path,
     wait_until,
 )
 
-if TYPE_CHECKING:
-    from types import TracebackType
 
-
-class MetadataProcess(ABC):
+class MetadataProcess(Restartable, ABC):
     """One server, with its data and log under `data_dir`.
 
     Without `port` a free one is chosen at the first start, and kept.
     """
-
-    title: ClassVar[str]
-    """Its name in messages."""
 
     def __init__(
         self, data_dir: Path | str, *, host: str, port: int | None, warden: Warden | None
@@ -42,7 +37,6 @@ class MetadataProcess(ABC):
         self._port = port
         self._given_warden = warden
         self._warden: Warden | None = None
-        self._child: ChildProcess | None = None
 
     def __repr__(self) -> str:
         state = "running" if self.is_running else "stopped"
@@ -52,12 +46,7 @@ class MetadataProcess(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -65,16 +54,6 @@ class MetadataProcess(ABC):
         """Address for clients: ``host:port``."""
         assert self._port is not None
         return f"{self._host}:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._running_child.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process runs."""
-        return self._child is not None and self._child.is_running
 
     def start(self) -> None:
         """Start the server and wait until it serves; do nothing if it runs."""
@@ -105,24 +84,6 @@ class MetadataProcess(ABC):
             self._warden.close()
             self._warden = None
 
-    def kill(self) -> None:
-        """Kill the server (SIGKILL); `start` restarts it on the same port with its data."""
-        self._running_child.kill()
-
-    def pause(self) -> None:
-        """Stop the server with SIGSTOP, until `resume`."""
-        self._running_child.pause()
-
-    def resume(self) -> None:
-        """Continue the server after `pause`."""
-        self._running_child.resume()
-
-    @property
-    def _running_child(self) -> ChildProcess:
-        if self._child is None:
-            raise ConfigurationError(f"{self.title} is not started")
-        return self._child
-
 
 _START_TIMEOUT_S = 60.0
 _SERVING = re.compile(r"^metadata server serving on \S+$", re.MULTILINE)
@@ -136,7 +97,7 @@ class EmbeddedMetadataServer(MetadataProcess):
         MetadataConnectionError: the server ended, or did not serve in time.
     """
 
-    title = "the metadata server"
+    name = "the metadata server"
 
     def __init__(
         self, data_dir: Path | str, *, port: int | None = None, warden: Warden | None = None

@@ -169,6 +169,42 @@ class ChildProcess:
         self._process.stdin.close()
 
 
+class Restartable:
+    """A process of a sandbox, which can be started again."""
+
+    name: str
+    """Its name in messages."""
+    _child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the latest start."""
+        return self._latest_child.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.is_running
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL, as a crash would, and wait until it is gone."""
+        self._latest_child.kill()
+
+    def pause(self) -> None:
+        """Stop the process with SIGSTOP, until `resume`."""
+        self._latest_child.pause()
+
+    def resume(self) -> None:
+        """Continue the process after `pause`."""
+        self._latest_child.resume()
+
+    @property
+    def _latest_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError(f"{self.name} is not started")
+        return self._child
+
+
 class PortReservation:
     """Holds a port of the loopback interface without listening, until a child uses it.
 
