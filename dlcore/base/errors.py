@@ -79,7 +79,7 @@ whether the same call may succeed later without a change by the caller.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class DLError(Exception):
@@ -87,6 +87,12 @@ class DLError(Exception):
 
     code: ClassVar[int] = 500
     retriable: ClassVar[bool] = False
+
+    def copied(self) -> Self:
+        """Return an equal error to raise: one that is raised repeatedly collects tracebacks."""
+        copy = type(self)(*self.args)
+        copy.__cause__ = self
+        return copy
 
 
 class ConfigurationError(DLError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.base.background import BackgroundTasks
@@ -72,14 +73,12 @@ class TurnGiver:
         self._wanted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks()
         path = context.logs.paths_of(log).lock
-        self._unsubscribe = context.store.watch(path, self._changed, children=False)
+        on_change = partial(self._handle, Signal.CHANGED)
+        self._unsubscribe = context.store.watch(path, on_change, children=False)
 
     def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
         """Call `on_wanted` with the client that waits for the lock itself, once there is one."""
         self._wanted.add_done_callback(lambda wanted: on_wanted(wanted.result()))
-
-    def _changed(self) -> None:
-        self._handle(Signal.CHANGED)
 
     def _handle(self, event: Event) -> None:
         for effect in self._turns.handle(event):
