@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from dlcore.log.context import LogContext
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
     from dlcore.log.staging.append import DirectStagedAppend
 
 _QUIET_S = 0.02

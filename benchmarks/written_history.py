@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.metadata.changes import SegmentLimits, plan_append
+from dlcore.log.metadata.segment import StagedExtent
 from dlcore.log.metadata.values import (
     StagedLedger,
 )
-from dlcore.log.reading.scan import StagedExtent
 from dlcore.metadata.port import ANY_VERSION, Create, Op, Put
 from dlcore.metadata.stored import encode
 

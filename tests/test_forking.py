@@ -99,7 +99,16 @@ def test_it_has_the_folder_and_environment_of_the_moment(
         ("", 0, ""),
         ("import sys; sys.exit(7)", 7, ""),
         ("import sys; sys.exit('why')", 1, "why\n"),
-        ("import atexit; atexit.register(print, 'at the end')", 0, ""),
+        ("import atexit; atexit.register(print, 'at the end'); raise SystemExit", 0, ""),
+        ("print('at the end', end='')", 0, ""),
+        ("class Last:\n def __del__(self): print('at the end')\nlast = Last()", 0, ""),
+        (
+            "class Last:\n def __del__(self): print('at the end')\na = [Last()]; a += [a]; del a",
+            0,
+            "",
+        ),
+        ("import os; print('lost'); os.close(1)", 120, "Bad file descriptor\n"),
+        ("import sys; sys.exit(-1)", 255, ""),
         ("import os; os._exit(9)", 9, ""),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
         ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
@@ -108,8 +117,11 @@ def test_it_has_the_folder_and_environment_of_the_moment(
 )
 def test_it_ends_as_it_would_end(code: str, status: int, errors: str) -> None:
     """Status and output are those of a Python that starts."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     ends = [
-        subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, check=False, env=environment
+        )
         for python in (LOADED_PYTHON, sys.executable)
     ]
     forked, other = ends

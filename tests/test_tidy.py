@@ -22,6 +22,7 @@ MACHINES = {
     "dlcore/flight/producer_server.py",
     "dlcore/ledger/reading/follow.py",
     "dlcore/ledger/writing/appender.py",
+    "dlcore/log/reading/holding.py",
     "dlcore/log/reading/tail.py",
     "dlcore/log/staging/commit.py",
     "dlcore/log/writing/append.py",

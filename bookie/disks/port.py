@@ -176,7 +176,10 @@ class Disk(Protocol):
         ...
 
     async def use_spares(self, *, allowed: bool) -> None:
-        """Let `recycle` keep space from now on, or not, and then delete durably what it kept."""
+        """Let `recycle` keep space from now on, or not, and then delete durably what it kept.
+
+        That includes what a `recycle` would keep that is under way.
+        """
         ...
 
     async def read_file(self, name: str) -> bytes | None:

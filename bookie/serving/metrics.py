@@ -10,8 +10,8 @@ from dlcore.base.metrics import counter, defined_in, gauge, histogram
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from bookie.ledger_storage import LedgerStorage
     from bookie.serving.reads_in_progress import ReadBudget
-    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.health import Check
     from dlcore.base.metrics import Sample
 

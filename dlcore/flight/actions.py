@@ -20,7 +20,7 @@ from dlcore.flight import answers, planning, requests
 from dlcore.flight.needs import NOTHING, Need, Needs, on_log, on_logs, on_namespace
 from dlcore.flight.requests import MALFORMED
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
-from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.metadata.segment import StagedExtent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,6 +16,7 @@ import msgspec
 from dlcore.base.background import BackgroundTasks, all_of
 from dlcore.base.config import MIB
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.replies import PutReply
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -34,6 +35,7 @@ _IDLE_MAX = 16
 _SILENCE_MS, _ANSWER_MS = 2_000, 3_000
 _DROPPED_S, _QUIET_S = 1.0, 0.05
 _DROPPED_BYTES = 16 * MIB
+_decode_reply = msgspec.json.Decoder(PutReply).decode
 
 
 def keepalive_options(silence_ms: int, answer_ms: int) -> list[tuple[str, int]]:
@@ -224,6 +226,11 @@ async def send(context: Context, message: Any) -> None:
     except grpc.aio.InternalError as error:
         # The call has just ended; gRPC will cancel this task in a moment.
         raise asyncio.CancelledError from error
+
+
+def reply_of(message: bytes) -> PutReply:
+    """Return the reply in a message of DoPut."""
+    return _decode_reply(pb.PutResult.FromString(message).app_metadata)
 
 
 async def send_reply(context: Context, reply: msgspec.Struct) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from dlcore.flight.tickets import Place
-from dlcore.log.reading.scan import LogSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dlcore.base.records import RecordPlace
 
 _POSITIONS_MAX = 1000
@@ -80,13 +76,3 @@ class FoundPlace(msgspec.Struct, frozen=True):
     def of(cls, place: RecordPlace) -> FoundPlace:
         """Return the place as an answer."""
         return cls(str(place.dlsn), place.sequence_id, place.timestamp_ms)
-
-
-def pack_snapshots(snapshots: Sequence[LogSnapshot]) -> bytes:
-    """Return snapshots as bytes for a client of this release."""
-    return zlib.compress(msgspec.msgpack.encode(snapshots), level=1)
-
-
-def unpack_snapshots(packed: bytes) -> list[LogSnapshot]:
-    """Return the snapshots in the result of `pack_snapshots`."""
-    return msgspec.msgpack.decode(zlib.decompress(packed), type=list[LogSnapshot])

@@ -45,12 +45,19 @@ _COMPRESSION_OF_BATCH = 3  # number of the field in its table RecordBatch
 class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The log that a stream writes to, and its options.
 
-    With `log_id` the stream writes to the log of this id only, and not to another one of the same
-    name.  `producer` numbers the records: a name begins a new incarnation, a claim continues one.
-    With `expected` the write is conditional: the stream has one message, and it is written only if
-    this is the position of the log's last record (null: the log is empty).  With `positions`
-    acknowledgements have the positions of batches.  `unreachable` has locations to which the client
-    was redirected, and which it did not reach.
+    A condition, `expected`, is for a stream of one message.
+
+    Attributes:
+        log: The name of the log.
+        log_id: Write to the log of this id only. NOT_FOUND says that it was deleted, or has another
+            name.
+        producer: Number the records, so that each is written
+            [once](proxy-producers.md#producers). A name begins a new incarnation, a claim continues
+            one.
+        expected: Write only if the log has this
+            [last record](proxy-producers.md#conditional-appends); null: only if it is empty.
+        positions: With true, acknowledgements have `ends`.
+        unreachable: Up to 16 locations that an answer named and that the client did not reach.
     """
 
     log: str

@@ -73,16 +73,19 @@ class Ticket(
 ):
     """A request for records.
 
+    `format` is the version of the ticket's format; clients leave it out.
+
     Attributes:
-        log: the log's name.
-        log_id: the log's identity; it finds the log after a rename, and excludes a new log of the
-            same name.
-        start: the first wanted record; None: the first one that is not truncated.
-        end: the end of the range; None: the end of the readable records at the time of the request,
-            or no end with `follow`.
-        follow: whether to go on with records that come later, up to `end` if it is given.
-        columns: the wanted columns; None: those of the log's rows.
-        format: the version of the ticket's format.
+        log: The name of the log.
+        log_id: The ticket is for the log of this id only: under any later name, and not for a new
+            log of the same name. `GetFlightInfo` returns it.
+        start: The position of the first wanted record. Without it, the first record that is not
+            truncated.
+        end: The position of the first record that is not wanted. Without it, the end of the
+            readable records, or no end with `follow`.
+        follow: With true, the stream goes on with later records. An `end` must then be a `dlsn`.
+        columns: The names of the wanted columns. Without it, all columns of a byte log, or those of
+            the typed log's schema.
     """
 
     log: str

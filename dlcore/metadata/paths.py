@@ -32,6 +32,7 @@
 <root>/autorecovery/auditor                     ElectedAuditor, ephemeral: the current auditor
 <root>/autorecovery/members/<token>             RecoveryMember, ephemeral: a process of it
 <root>/autorecovery/troubles/<sweep>            SweepTroubles: items that the last one left out
+<root>/autorecovery/troubles/<sweep>-<token>    SweepTroubles, ephemeral: those of one worker
 <root>/autorecovery/paused                      exists while auto-recovery is paused
 <root>/autorecovery/last-check                  ReplicaCheckRun
 <root>/autorecovery/check-progress              ReplicaCheckRun of the current check

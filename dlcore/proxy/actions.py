@@ -58,6 +58,7 @@ from dlcore.flight.requests import (
 )
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.subscriptions import SubscriptionHold, list_subscriptions
+from dlcore.log.typed.arrow import first_schema
 from dlcore.log.upkeep.forks import fork_log
 from dlcore.proxy.reading.planning import Planning
 
@@ -269,10 +270,14 @@ class Actions:
             return msgspec.json.encode(await handler(request))
 
     async def _create(self, request: CreateRequest) -> NoAnswer:
-        schema = None if request.schema is None else parse_schema(request.schema)
+        columns = None if request.schema is None else parse_schema(request.schema)
         settings = LogSettings().changed(request.settings)
-        await self._namespace.create_log(
-            request.log, schema=schema, log_id=request.log_id, settings=settings
+        await self._namespace._create_log(
+            validate_log_name(request.log),
+            config=None,
+            settings=settings,
+            schema=first_schema(columns),
+            log_id=request.log_id,
         )
         return NoAnswer()
 
@@ -312,6 +317,9 @@ class Actions:
         return SettingsOfLog(await log.get_settings())
 
     async def _seal(self, request: ChangeRequest) -> NoAnswer:
+        if request.log_id is not None:  # a client that has the log open goes on after a rename
+            present = (await self._find(request)).name
+            request = msgspec.structs.replace(request, log=present)
         try:
             async with self._changed(request) as log:
                 await log.mark_end_of_stream()
@@ -321,7 +329,8 @@ class Actions:
         return NoAnswer()
 
     async def _find(
-        self, request: SchemaRequest | SettingsRequest | TruncateRequest | StreamRequest
+        self,
+        request: ChangeRequest | SchemaRequest | SettingsRequest | TruncateRequest | StreamRequest,
     ) -> DirectLog:
         """Open a log by its id if the request has one, even if the log was renamed since."""
         context = self._namespace.log_context

@@ -21,6 +21,7 @@ from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.statistics import NamespaceStatistics
 from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
 from dlcore.log.metadata.names import LogChange, LogChangeKind
+from dlcore.log.metadata.segment import StagedExtent
 from dlcore.log.reading.scan import (
     CommitResult,
     ExtentView,
@@ -28,7 +29,6 @@ from dlcore.log.reading.scan import (
     ScanBatch,
     ScanRange,
     SegmentView,
-    StagedExtent,
 )
 from dlcore.log.reading.scan_run import ScanRun
 from dlcore.log.reading.status import LogStatus

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.log.reading.scan import CommitResult, StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
+    from dlcore.log.reading.scan import CommitResult
     from dlcore.log.staging.faces import (
         StagedAppend as AsyncStagedAppend,
         StagingWriter as AsyncStagingWriter,

@@ -24,7 +24,7 @@ from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from tests.fixtures.simulated_store import SimulatedStore
 
 PATHS = NamespacePaths("/dlog")
@@ -63,7 +63,7 @@ class Bench:
         for _ in range(passes):
             self.clock.now += 1000
             collector = GarbageCollector(
-                self.storage,
+                self.storage.upkeep,
                 bookie=OWN,
                 store=self.store,
                 paths=PATHS,
@@ -214,7 +214,7 @@ def test_a_server_that_lags_makes_no_garbage() -> None:
             await one.hold(1, state=LedgerState.OPEN)
             assert await behind.get(PATHS.ledger(1)) is None
             collector = GarbageCollector(
-                storage, bookie=OWN, store=behind, paths=PATHS, cluster_id=""
+                storage.upkeep, bookie=OWN, store=behind, paths=PATHS, cluster_id=""
             )
             assert not await collector._is_unneeded(1)
             await writer.delete(PATHS.ledger(1))

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace as with_values
 
 from bookie.config import GarbageConfig
+from bookie.ledger_storage import LedgerStorage
 from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds, Need
-from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BadRequestError,
     BookieUnavailableError,

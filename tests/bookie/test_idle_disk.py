@@ -29,7 +29,7 @@ from tests.simulation.loop import run
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 

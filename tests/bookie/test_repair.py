@@ -14,9 +14,9 @@ import pytest
 from bookie import housekeeping
 from bookie.config import StorageConfig
 from bookie.files.format import file_name
-from bookie.membership.repair import Repairer
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
+from bookie.upkeep.repair import Repairer
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import BookieStorageError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.ledger.metadata.values import LedgerMetadata
     from tests.fixtures.simulated_store import SimulatedStore
 
@@ -100,7 +100,11 @@ async def scene_of(metadata: LedgerMetadata = STRIPED) -> AsyncIterator[Scene]:
             for peer in peers.values():
                 peer.add_entry(frame_of(entry_id), is_recovery=False)
         repairer = Repairer(
-            storage, bookie=bookie("A"), ledgers=ledgers, client=MemoryBookieClient(peers.values())
+            storage.writes,
+            storage.core.damage,
+            bookie=bookie("A"),
+            ledgers=ledgers,
+            client=MemoryBookieClient(peers.values()),
         )
         task = asyncio.create_task(repairer.run())
         yield Scene(storage, disk, peers, store)

@@ -35,7 +35,7 @@ from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.wire.client import WireBookieClient
 from tests.fixtures.aio import until, until_async
-from tests.fixtures.bookie_process import REPOSITORY, BookieProcess, bookie_process, spawn
+from tests.fixtures.bookie_process import REPOSITORY, BookieProcess, bookie_process, end_of, spawn
 from tests.fixtures.lengths import sample
 from tests.fixtures.served_bookie import ANY_SPACE, CLIENT, frame_of, run
 from tests.fixtures.simulated_store import SimulatedTree
@@ -206,10 +206,10 @@ def test_wrong_folders_are_refused(
 
     async def refusal(uri: str, name: str, folder: Path, *options: str) -> str:
         process = await spawn(uri, name, folder, *options)
-        output, errors = await process.communicate()
-        assert (process.returncode, output) == (2, b"")
-        assert b"Traceback" not in errors
-        return errors.decode()
+        status, output, errors = await end_of(process)
+        assert (status, output) == (2, "")
+        assert "Traceback" not in errors
+        return errors
 
     async def scenario() -> None:
         one, two = tmp_path / "one", tmp_path / "two"
@@ -285,7 +285,7 @@ def test_a_bookie_ends_with_its_parent(
 
     async def scenario() -> None:
         async with connect(zookeeper, zookeeper_root) as cluster:
-            async with bookie_process(cluster.uri, "b", tmp_path / "b", "--watch-parent") as one:
+            async with bookie_process(cluster.uri, "b", tmp_path / "b") as one:
                 assert one.process.stdin is not None
                 one.process.stdin.close()
                 assert (await one.end())[0] == 0

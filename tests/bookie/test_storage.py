@@ -37,7 +37,7 @@ from tests.simulation.loop import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
 
 SPACE = SpaceConfig(
     read_only_below_bytes=10_000,

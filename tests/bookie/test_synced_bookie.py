@@ -9,6 +9,9 @@ first and the last life write directly where the disk can do that, the second on
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import subprocess
 import sys
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
@@ -70,21 +73,23 @@ def counts_of(history: list[Event]) -> Counter[str]:
 
 
 @asynccontextmanager
-async def life(folder: Path, uri: str, way: str, mutant: str) -> AsyncIterator[None]:
-    """Run the bookie from where it serves; kill it at the end."""
+async def life(folder: Path, uri: str, way: str, mutant: str) -> AsyncIterator[int]:
+    """Run the bookie from where it serves, and yield its process id; kill it at the end."""
     options = [part for key, value in OPTIONS.items() for part in (f"--{key}", str(value))]
     process = await asyncio.create_subprocess_exec(
         *(LOADED_PYTHON, "-m", "tests.fixtures.recorded_bookie", str(folder / "history")),
         *(way, mutant, "--name", "bookie-1", "--metadata-uri", uri, "--host", "127.0.0.1"),
         *("--data-dir", str(folder / "watched" / "new" / "data"), "--port", "0", *options),
+        "--watch-parent",
         cwd=REPOSITORY,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()
         assert "serving on" in line, line
-        yield
+        yield process.pid
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -164,3 +169,36 @@ def test_no_answer_comes_before_its_bytes_are_durable(
     counts = counts_of(history)
     assert counts.keys() == KINDS
     assert min(counts.values()) >= 3
+
+
+WAIT_S = 60
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from tests.bookie.test_synced_bookie import life
+
+async def main():
+    async with life(Path(sys.argv[1]), sys.argv[2], "cached", "-") as pid:
+        print(pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.integration
+def test_the_bookie_does_not_outlive_a_test_that_is_killed(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeper, zookeeper_root: str
+) -> None:
+    """It would serve on amid later ones."""
+    (tmp_path / "watched").mkdir()
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+    command = [sys.executable, "-c", OWNER, str(tmp_path), uri]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        bookie = os.pidfd_open(pid)
+        owner.kill()
+    ended, _, _ = select.select([bookie], [], [], WAIT_S)
+    os.close(bookie)
+    assert ended, f"process {pid} is still there"

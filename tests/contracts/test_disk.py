@@ -9,6 +9,7 @@ import pytest
 
 from bookie.disks.real import RealDisk
 from dlcore.base.errors import BookieStorageError
+from tests.fixtures.aio import until
 from tests.fixtures.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
@@ -158,6 +159,23 @@ def test_without_spares_nothing_of_an_earlier_life_is_kept(open_disk: OpenDisk) 
         if keeps_blocks(disk):
             await disk.create("5", [b"new"])
             assert disk.open("5").size == len(old)
+
+    run(open_disk, recycle)
+
+
+def test_a_file_that_is_being_recycled_is_no_spare_either(open_disk: OpenDisk) -> None:
+    """Goal: once no spares are allowed, none appears: bytes that must go would be in a new file."""
+
+    async def recycle(disk: Disk) -> None:
+        (await disk.create("1", [b"old life " * 2000])).close()
+        if isinstance(disk, MemoryDisk):
+            disk.device.latency_s = lambda: 0.05
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(disk.recycle(["1"]))
+            await until(lambda: not disk.names(), interval_s=0)
+            await disk.use_spares(allowed=False)
+        (await disk.create("2", [b"new"])).close()
+        assert disk.open("2").size == 3
 
     run(open_disk, recycle)
 

@@ -26,27 +26,22 @@ from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark import ProgressListener
 from dlspark.lag import Lag, LagReport
+from tests.fixtures import watched as watching
 from tests.fixtures.alerts import PROMTOOL, RULES, firing, look, samples_of
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.operators import asked, scraped
 from tests.fixtures.ports import free_ports
 from tests.fixtures.proxies import proxy_process
 from tests.fixtures.runbook import Operator, commands_of
-from tests.fixtures.shell import Shell
 from tests.fixtures.waiting import wait_until
-from tests.fixtures.watched import (
-    WAIT_S,
-    operator_of,
-    other_port,
-    require_fires,
-    watched_cluster,
-)
+from tests.fixtures.watched import WAIT_S, other_port, require_fires, watched_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dlcore.ops.sandbox.cluster import Bookie
     from tests.fixtures.alerts import Seen
+    from tests.fixtures.shell import Shell
     from tests.fixtures.watched import Watched
 
 pytestmark = [
@@ -56,6 +51,8 @@ pytestmark = [
 
 MIB = 2**20
 COPIES = "3"
+shell, operator = watching.shell, watching.operator
+"""Fixtures over the `watched` of this module."""
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +60,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A cluster that the tests share; each undoes its fault."""
     with watched_cluster(tmp_path_factory.mktemp("alerts")) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def shell(watched: Watched, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """The command `dlog` on this cluster."""
-    return Shell(watched.sandbox.uri, capsys)
-
-
-@pytest.fixture
-def operator(watched: Watched, shell: Shell) -> Operator:
-    """An operator that follows the runbook on this cluster."""
-    return operator_of(watched, shell)
 
 
 def test_the_rules_are_valid() -> None:

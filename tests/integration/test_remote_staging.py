@@ -28,7 +28,7 @@ from dlcore.base.errors import (
     UnsupportedError,
     WriteError,
 )
-from dlcore.log.metadata.staged import list_all_staged
+from dlcore.log.upkeep.staged import list_all_staged
 from dlcore.sync import StagedExtent, open_namespace, open_namespace as open_remote
 from tests.fixtures.proxies import ask, proxy_process
 

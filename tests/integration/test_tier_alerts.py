@@ -11,18 +11,12 @@ from dlcore.base.config import LogSettings
 from dlcore.base.records import LogRecord
 from dlcore.ops.autorecovery.metrics import TIER_ROUND, TieringFigures
 from dlcore.sync import open_namespace
+from tests.fixtures import watched as watching
 from tests.fixtures.alerts import PROMTOOL
 from tests.fixtures.operators import scraped
-from tests.fixtures.shell import Shell
 from tests.fixtures.table_worker import CATALOG_URI
 from tests.fixtures.waiting import wait_until
-from tests.fixtures.watched import (
-    WAIT_S,
-    operator_of,
-    other_port,
-    require_fires,
-    watched_cluster,
-)
+from tests.fixtures.watched import WAIT_S, other_port, require_fires, watched_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +24,15 @@ if TYPE_CHECKING:
 
     from tests.fixtures.alerts import Seen
     from tests.fixtures.runbook import Operator
+    from tests.fixtures.shell import Shell
     from tests.fixtures.watched import Watched
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(PROMTOOL is None, reason="Debian's package prometheus has promtool"),
 ]
+shell, operator = watching.shell, watching.operator
+"""Fixtures over the `watched` of this module."""
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +50,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory, catalogs: Path) -> Iterato
     assert not catalogs.exists()
     with watched_cluster(tmp_path_factory.mktemp("alerts")) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def shell(watched: Watched, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """The command `dlog` on this cluster."""
-    return Shell(watched.sandbox.uri, capsys)
-
-
-@pytest.fixture
-def operator(watched: Watched, shell: Shell) -> Operator:
-    """An operator that follows the runbook on this cluster."""
-    return operator_of(watched, shell)
 
 
 def test_a_tier_that_refuses(watched: Watched, tmp_path: Path, operator: Operator) -> None:

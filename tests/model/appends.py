@@ -33,9 +33,8 @@ from dlcore.base.errors import (
 from dlcore.base.machines import CallFailed, Ended
 from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.metadata.nodes import head_of
-from dlcore.log.metadata.segment import Extent
+from dlcore.log.metadata.segment import Extent, StagedExtent
 from dlcore.log.metadata.values import LockHolder, LogHead, LogKey, SegmentEnd, StagedLedger
-from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.log.staging import commit
 from dlcore.log.staging.commit import AppendTerms, Commit
 from dlcore.log.writing import turns
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.reading.scan import CommitResult
     from dlcore.metadata.port import Op
 
 PATHS = NamespacePaths("/dlog")
@@ -107,9 +107,7 @@ class Append:
     def key(self) -> Hashable:
         """Return all that a later step may depend on."""
         if self.frozen is None:
-            machine = self.commit
-            tried = (machine._tried.verdict, freeze(machine.planned.logs))
-            self.frozen = (machine.state, tried, freeze(self.effect))
+            self.frozen = (freeze(self.commit), freeze(self.effect))
         return (self.frozen, self.is_asked)
 
     @property
@@ -143,13 +141,15 @@ class Owner:
         self.call: turns.Call | turns.SetTurn | None = None
         self.timers: tuple[turns.Signal | turns.TurnDue, ...] = ()
         self.heard = -1  # the version of its lock
+        self.frozen: Hashable = None  # of the machine, until it changes
 
     def key(self, lock: tuple[LockHolder, int] | None) -> Hashable:
         """Return all that a later step may depend on."""
-        machine, has_heard = self.turns, lock is None or lock[1] == self.heard
-        of_turns = (machine.state, machine._may_differ, machine._is_late, machine._number)
+        if self.frozen is None:
+            self.frozen = freeze(self.turns)
+        has_heard = lock is None or lock[1] == self.heard
         writer = (self.at, self.ledger_id, self.is_paused, self.is_over)
-        return (of_turns, writer, self.call, frozenset(self.timers), has_heard)
+        return (self.frozen, writer, self.call, frozenset(self.timers), has_heard)
 
 
 class World:
@@ -553,6 +553,7 @@ def _step_aside(world: World, owner: Owner) -> turns.Event:
 def _handle(owner: Owner, event: turns.Event) -> None:
     effects = owner.turns.handle(event)
     owner.turns.validate()
+    owner.frozen = None
     for effect in effects:
         match effect:
             case turns.Call() | turns.SetTurn():

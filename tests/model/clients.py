@@ -1,6 +1,6 @@
 """The clients of the model: the real append and recovery machines, and how drivers connect them.
 
-A recovery's metadata is written by its driver's own coroutines (`_enter_recovery`, `_store_end`),
+A recovery's metadata is written by its driver's own coroutines (`enter_recovery`, `store_end`),
 which run against a script of the answers so far: where it ends the client asks.  Sending, time-outs
 and the list of bookies are model steps, because they are waiting and nothing else.
 """
@@ -469,10 +469,10 @@ class Recoverer(_Client):
 
     def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
         if name == "enter":
-            return recoverer_module._enter_recovery(LEDGER_ID, context)
+            return recoverer_module.enter_recovery(LEDGER_ID, context)
         if name == "end":
             pinned, recovered, last_entry_id = values
-            return recoverer_module._store_end(
+            return recoverer_module.store_end(
                 pinned,
                 recovered=recovered,
                 last_entry_id=last_entry_id,

@@ -17,10 +17,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from dlcore.base.config import LogConfig
+from dlcore.metadata.attempts import Attempts
+from dlcore.metadata.paths import NamespacePaths
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-_ATOMS = (int, str, bytes, float, type(None), Enum, BaseException, memoryview, random.Random)
+_ATOMS = (
+    *(int, str, bytes, float, type(None), Enum, BaseException, memoryview, random.Random),
+    *(LogConfig, NamespacePaths),
+)
 
 
 class Part(Protocol):
@@ -103,7 +110,10 @@ def _with_own_fields(value: Any) -> Any:
 
 
 def freeze(value: Any) -> Hashable:
-    """Return the content as a hashable value; errors count by their type alone."""
+    """Return the content as a hashable value; errors count by their type alone.
+
+    How often a transaction was tried does not count: without it a search would never end.
+    """
     return _freezer(type(value))(value)  # type: ignore[arg-type]
 
 
@@ -112,7 +122,7 @@ def _freezer(
     kind: type[Any],
 ) -> Callable[[Any], Hashable]:
     """Return what freezes values of one type."""
-    if issubclass(kind, BaseException):
+    if issubclass(kind, BaseException | Attempts):
         return lambda _: kind.__name__
     if issubclass(kind, memoryview):
         return bytes

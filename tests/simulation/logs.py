@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from dlcore.base.access.encryption_keys import EncryptionKeys
     from dlcore.base.ids import BookieId
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata.segment import StagedExtent
     from dlcore.log.metadata.values import LogKey
-    from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import DirectStagingWriter
     from tests.simulation.log_checkers import AppendId, LogCheckers, Reading, Rows
     from tests.simulation.world import World

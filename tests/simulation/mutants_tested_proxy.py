@@ -193,7 +193,7 @@ def a_proxy_gives_its_clock_as_transaction_id() -> Iterator[None]:
 
     def fitted(self: OwnedLog, batch: pa.RecordBatch) -> Any:
         if "txid" in batch.schema.names:
-            return byte_log_batch(batch.rename_columns(["value", "txid"]))
+            batch = batch.rename_columns(["value", "txid"])
         return byte_log_batch(batch, assigned_txid=self._clock.now_ms())
 
     with patch.object(OwnedLog, "_fitted_bytes", fitted):

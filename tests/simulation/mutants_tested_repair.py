@@ -134,7 +134,7 @@ def a_closing_writer_undoes_a_swap() -> Iterator[None]:
 )
 def a_closing_recovery_undoes_a_swap() -> Iterator[None]:
     """BOOKKEEPER-584: the same, when a recovery closes the ledger."""
-    store_end = recoverer_module._store_end
+    store_end = recoverer_module.store_end
 
     async def undo(pinned: VersionedLedger, *, context: Any, **about: Any) -> LedgerMetadata:
         read = context.ledger_store.read
@@ -149,7 +149,7 @@ def a_closing_recovery_undoes_a_swap() -> Iterator[None]:
         with patch.object(context.ledger_store, "read", reread):
             return await store_end(pinned, context=context, **about)
 
-    with patch.object(recoverer_module, "_store_end", undo):
+    with patch.object(recoverer_module, "store_end", undo):
         yield
 
 

@@ -15,7 +15,7 @@ from dlcore.base.errors import DLError, ProxyUnavailableError
 from dlcore.base.ids import DLSN
 from dlcore.flight.actions import AppendRequest
 from dlcore.log.metadata.commits import SharedStaging
-from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.metadata.segment import StagedExtent
 from tests.simulation.calls import End
 from tests.simulation.proxy_clients import (
     PATIENCE_S,

@@ -54,13 +54,12 @@ from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import LogMetadata
-from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.rows_reader import AsyncLogReader
 from dlcore.log.reading.schemas import find_schemas, find_targets
 from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
+from dlcore.log.reading.watching import LogWatch
 from dlcore.log.tidying import Tidier
-from dlcore.log.typed.arrow import first_schema
 from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.append import DirectStagedAppend
     from dlcore.log.staging.writer import DirectStagingWriter
+    from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.capability_keys import FollowedKeys
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.metadata.port import MetadataStore
@@ -102,7 +102,9 @@ class DirectOpenedNamespace(OpenedNamespace):
         """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
         self.log_context = context
         """The adapters of its logs, for maintenance; it closes them."""
-        self.staging_owner = StagingOwner(context)
+        self.staging_owner = StagingOwner(
+            ports.store, ports.paths, clock=context.clock, client_id=context.client_id
+        )
         """The node that shows that this process lives, for those that stage and merge."""
         self.followers = LogFollowers(context)
         """The logs with kept snapshots; it closes them."""
@@ -145,8 +147,8 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
     """Reads of many logs; snapshots of earlier calls are kept, and followed."""
 
     @override
-    async def get_snapshots(
-        self, names: Sequence[str], *, fresh: bool = False
+    async def _get_snapshots(
+        self, names: Sequence[str], *, fresh: bool
     ) -> dict[str, LogSnapshot | None]:
         return await self.followers.take(names, fresh=fresh)
 
@@ -156,8 +158,8 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
         return {name: outcome for name, outcome in found.items() if outcome is not None}
 
     @override
-    async def get_schemas(
-        self, names: Sequence[str], *, for_write: bool = False
+    async def _get_schemas(
+        self, names: Sequence[str], *, for_write: bool
     ) -> dict[str, pa.Schema | None]:
         self._require_open()
         logs = self.log_context.logs
@@ -166,7 +168,7 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
         return await find_schemas(logs, names)
 
     @override
-    async def find_places(
+    async def _find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
         self._require_open()
@@ -247,23 +249,21 @@ class DirectAppends(DirectOpenedNamespace, AtomicAppends):
     async def open_staging_writer(
         self, *, identity: str, shared: bool = False
     ) -> DirectStagingWriter:
-        from dlcore.log.staging.append import check_identity
         from dlcore.log.staging.writer import DirectStagingWriter
 
         self._require_open()
-        check_identity(identity)
         return DirectStagingWriter(
             self.log_context, self.staging_owner, identity, self.log_context.config
         )
 
     @override
     async def last_version(self, identity: str) -> int:
-        return await last_version(self.log_context, identity)
+        return await last_version(self.ports.store, self.ports.paths, identity)
 
     @override
     async def list_commits(self) -> list[CommitStatus]:
         self._require_open()
-        return await list_commits(self.log_context)
+        return await list_commits(self.ports.store, self.ports.paths)
 
 
 class DirectAccessRules(DirectOpenedNamespace, AccessRules):
@@ -407,18 +407,18 @@ class DirectNamespace(
         self._cluster_settings = cluster_settings
 
     @override
-    async def create_log(
+    async def _create_log(
         self,
         name: str,
         *,
-        config: LogConfig | None = None,
-        settings: LogSettings | None = None,
-        schema: Any = None,
-        log_id: str | None = None,
+        config: LogConfig | None,
+        settings: LogSettings,
+        schema: LogSchema | None,
+        log_id: str | None = None,  # of a client that may repeat its request to a proxy
     ) -> None:
         self._require_open()
         metadata = LogMetadata(
-            name=validate_log_name(name),
+            name=name,
             log_id=self.log_context.clock.new_token()
             if log_id is None
             else validate_log_id(log_id),
@@ -426,10 +426,9 @@ class DirectNamespace(
             quorum=(config or self.log_context.config).quorum,
             typed=schema is not None,
         )
-        settings = settings or LogSettings()
         if self._cluster_settings is not None:
             settings = await self._cluster_settings.settings_of_new_log(settings)
-        await self.log_context.logs.create(metadata, settings, first_schema(schema))
+        await self.log_context.logs.create(metadata, settings, schema)
         await self.ports.registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
 
     @override
@@ -458,7 +457,7 @@ class DirectNamespace(
         return await self.log_context.logs.exists(validate_log_name(name))
 
     @override
-    async def get_logs(self, prefix: str | None = None) -> list[str]:
+    async def _get_logs(self, prefix: str) -> list[str]:
         return sorted([name async for page in self.list_logs(prefix) for name in page])
 
     @override

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dlcore.backends.flight.endpoint import Retries
 from dlcore.base.errors import ConfigurationError, EndOfStreamError, LedgerReadError
-from dlcore.base.ids import DLSN
+from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import RecordField, RecordPlace
 from dlcore.flight import actions
@@ -25,7 +25,6 @@ from dlcore.flight.planning import (
     SchemasRequest,
     Search,
     SnapshotsRequest,
-    unpack_snapshots,
 )
 from dlcore.flight.put import PutMessage
 from dlcore.flight.replies import LogInfo
@@ -33,6 +32,7 @@ from dlcore.flight.requests import ChangeRequest
 from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of, read_schema
+from dlcore.log.reading.scan import unpack_snapshots
 from dlcore.log.reading.scan_run import ScanRun
 from dlcore.log.typed.schema import Target
 
@@ -232,11 +232,12 @@ def place_of(what: DLSN | NotLessThan) -> Place:
     """Return the place that names a record in a ticket."""
     if isinstance(what, DLSN):
         return Place(dlsn=str(what))
-    if what.field is RecordField.TXID:
-        return Place(txid=what.value)
-    if what.field is RecordField.SEQUENCE_ID:
-        return Place(sequence_id=what.value)
-    return Place(time=_EPOCH + timedelta(milliseconds=min(what.value, _TIME_MAX_MS)))
+    value = max(0, what.value)
+    if what.field is RecordField.TIMESTAMP_MS:
+        return Place(time=_EPOCH + timedelta(milliseconds=min(value, _TIME_MAX_MS)))
+    if value > TXID_MAX:  # no record has it, so that its place is the end
+        return Place(latest=True)
+    return Place(txid=value) if what.field is RecordField.TXID else Place(sequence_id=value)
 
 
 async def scan(

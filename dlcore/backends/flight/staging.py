@@ -28,7 +28,7 @@ from dlcore.backends.flight.streams import (
 )
 from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.base.clock import SystemClock
-from dlcore.base.errors import ConfigurationError, WriteError
+from dlcore.base.errors import AlreadyClosedError, ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
 from dlcore.flight.actions import AppendRequest
@@ -36,7 +36,7 @@ from dlcore.flight.producer_client import MESSAGE_BYTES, too_long
 from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.flight.replies import StagingReply
 from dlcore.flight.sending import framed
-from dlcore.log.reading.scan import CommitResult, StagedExtent
+from dlcore.log.reading.scan import CommitResult
 from dlcore.log.staging.faces import StagedAppend, StagingWriter
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.log.metadata.segment import StagedExtent
 
 KEPT_BYTES_MAX = 8 * 1024 * 1024
 """Most bytes that are kept.  Up to this size records wait in memory for `stage`, and are sent again
@@ -76,10 +77,12 @@ class FlightStagingWriter(StagingWriter):
     """Stages records through proxies."""
 
     def __init__(self, calls: Endpoint, identity: str, *, shared: bool, patience_s: float) -> None:
+        super().__init__(identity)
         self._calls = calls
         self._target = StagingTarget(identity, shared)
         self._patience_s = patience_s
         self._tasks = BackgroundTasks(reported_to_callers)
+        self._closed = False
         self._forget()
 
     def __repr__(self) -> str:
@@ -98,8 +101,13 @@ class FlightStagingWriter(StagingWriter):
         for log, batch in parts:
             await self.write_batch(log, batch)
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosedError(f"the staging writer of {self._target.staging!r} is closed")
+
     @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        self._require_open()
         schema = batch.schema.remove_metadata()
         if self._schema is None:
             self._schema = schema
@@ -191,10 +199,12 @@ class FlightStagingWriter(StagingWriter):
 
     @override
     async def begin_round(self, number: int) -> None:
+        self._require_open()
         self._target = structs.replace(self._target, round=number)
 
     @override
     async def stage(self) -> list[StagedExtent]:
+        self._require_open()
         if self._schema is None:
             return []
         async with self._whole():
@@ -230,6 +240,7 @@ class FlightStagingWriter(StagingWriter):
 
     @override
     async def aclose(self, *, delete: bool = False) -> None:  # proxies delete by themselves
+        self._closed = True
         await self.discard()
 
 
@@ -272,6 +283,13 @@ class FlightStagedAppend(StagedAppend):
     """
 
     def __init__(self, calls: Endpoint, request: AppendRequest, *, patience_s: float) -> None:
+        super().__init__(
+            request.identity,
+            request.version,
+            shared=request.shared,
+            run=request.run,
+            lock_timeout_s=request.lock_timeout_s,
+        )
         self._calls = calls
         self._request = request
         shared = request.shared

@@ -21,8 +21,7 @@ from dlcore.base.errors import (
     UnauthenticatedError,
 )
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.flight.calls import BROKEN
-from dlcore.flight.replies import PutReply
+from dlcore.flight.calls import BROKEN, reply_of
 from dlcore.flight.sending import framed
 from dlcore.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.flight.put import PutTarget, StagingTarget
+    from dlcore.flight.replies import PutReply
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,6 @@ _AGAIN = (
 After the last one it may with a new token: `Attempts.failed` looks for it."""
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
 """Exceptions at the end of a call; a cancellation means that the channel was closed."""
-
-
-_decode = msgspec.json.Decoder(PutReply).decode
 
 
 @dataclass(eq=False)
@@ -89,7 +86,7 @@ async def read(call: Any) -> PutReply:
         raise await ended(call) from error
     if data is grpc.aio.EOF:
         raise await ended(call)
-    return _decode(pb.PutResult.FromString(data).app_metadata)
+    return reply_of(data)
 
 
 async def write(call: Any, data: bytes) -> None:

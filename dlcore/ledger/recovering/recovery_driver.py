@@ -45,7 +45,7 @@ from dlcore.ledger.writing.writer import AppenderDriver
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from dlcore.ledger.context import LedgerContext
+    from dlcore.ledger.writing.context import LedgerContext
     from dlcore.wire.frames import EntryFrame
 
 logger = logging.getLogger(__name__)
@@ -59,14 +59,14 @@ async def recover(ledger_id: int, context: LedgerContext) -> LedgerMetadata:
         LedgerNotFoundError: there is no such ledger.
         MetadataError: the metadata store failed.
     """
-    stored = await _enter_recovery(ledger_id, context)
+    stored = await enter_recovery(ledger_id, context)
     if stored.metadata.state is LedgerState.CLOSED:
         return stored.metadata
     begun_s = steady_s()
     recoverer = _Recoverer(stored, context)
     try:
         last_entry_id, length_bytes = await recoverer.run()
-        closed = await _store_end(
+        closed = await store_end(
             stored,
             recovered=recoverer.recovered_metadata,
             last_entry_id=last_entry_id,
@@ -80,7 +80,11 @@ async def recover(ledger_id: int, context: LedgerContext) -> LedgerMetadata:
     return closed
 
 
-async def _enter_recovery(ledger_id: int, context: LedgerContext) -> VersionedLedger:
+async def enter_recovery(ledger_id: int, context: LedgerContext) -> VersionedLedger:
+    """Compare-and-set OPEN to IN_RECOVERY; return the ledger, which may be in recovery or closed.
+
+    Raises: LedgerNotFoundError, MetadataError.
+    """
     while True:
         stored = await context.ledger_store.read(ledger_id)
         if stored.metadata.state is not LedgerState.OPEN:
@@ -93,7 +97,7 @@ async def _enter_recovery(ledger_id: int, context: LedgerContext) -> VersionedLe
         return VersionedLedger(recovering, version)
 
 
-async def _store_end(
+async def store_end(
     pinned: VersionedLedger,
     *,
     recovered: LedgerMetadata,
@@ -101,7 +105,10 @@ async def _store_end(
     length_bytes: int,
     context: LedgerContext,
 ) -> LedgerMetadata:
-    """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that another client stored."""
+    """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that another client stored.
+
+    Raises: LedgerNotFoundError, MetadataError.
+    """
     stored = pinned
     while True:
         closed = closed_over(

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.base.metrics import Durations
-    from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.ledger.writing.context import LedgerContext
     from dlcore.metadata.port import Op
     from dlcore.wire.port import OnAnswer
 

@@ -48,12 +48,12 @@ def read_schema() -> pa.Schema:
     )
 
 
-def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -> pa.RecordBatch:
+def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int) -> pa.RecordBatch:
     """Return `batch` with exactly the columns txid and value.
 
     Args:
         batch: has a column value (binary, or a type that is binary inside), and txid (integers).
-        assigned_txid: the txid of all rows, if the batch has no such column; None: it must have.
+        assigned_txid: the txid of all rows, if the batch has no such column.
 
     Raises:
         ConfigurationError: a column is missing, has another type, or holds nulls.
@@ -66,8 +66,6 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
         )
     txid = _column(batch, "txid")
     if txid is None:
-        if assigned_txid is None:
-            raise ConfigurationError(f"a batch needs a column txid, it has {batch.schema.names}")
         txid = over(np.full(batch.num_rows, assigned_txid, np.int64), pa.int64())
     columns = [_typed("txid", txid, pa.int64()), _typed("value", value, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())

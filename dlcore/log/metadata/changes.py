@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.config import LogConfig
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
     from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.paths import LogPaths, NamespacePaths
     from dlcore.metadata.port import Versioned

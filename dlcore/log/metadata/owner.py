@@ -19,7 +19,8 @@ from dlcore.metadata.stored import LAYOUT, encode
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.log.context import LogContext
+    from dlcore.base.clock import Clock
+    from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
@@ -110,10 +111,12 @@ class StagingOwner(SessionNode):
     still count as owned.
     """
 
-    def __init__(self, context: LogContext) -> None:
-        self.token = context.clock.new_token()
-        super().__init__(context.store, context.paths.staging_owner(self.token))
-        self.value = encode(StagingProcess(owner=context.client_id, release=own_release()))
+    def __init__(
+        self, store: MetadataStore, paths: NamespacePaths, *, clock: Clock, client_id: str
+    ) -> None:
+        self.token = clock.new_token()
+        super().__init__(store, paths.staging_owner(self.token))
+        self.value = encode(StagingProcess(owner=client_id, release=own_release()))
 
 
 @contextlib.asynccontextmanager

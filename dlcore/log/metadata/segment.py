@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dlcore.base.errors import CorruptMetadataError
+from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 from dlcore.base.html_tables import ShownFields
 from dlcore.base.ids import DLSN
 
@@ -76,6 +76,28 @@ class Extent(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=
     def timestamp_ms(self, write_time_ms: int) -> int:
         """Return the timestamp of the records of an entry with this write time."""
         return max(write_time_ms, self.timestamp_floor_ms)
+
+
+class StagedExtent(Extent, frozen=True, kw_only=True):
+    """Entries that a staging writer made durable and that are in no log yet.
+
+    `first_txid` and `last_txid` are -1 if the records came without transaction ids: they get one
+    when the append commits.
+    """
+
+    log: str
+    log_id: str
+    identity: str
+    last_entry_id: int
+
+    def __post_init__(self) -> None:
+        if self.record_count < 1 or not 0 <= self.first_entry_id <= self.last_entry_id:
+            raise ConfigurationError(f"not a staged extent: {self!r}")
+
+    @property
+    def has_txids(self) -> bool:
+        """Whether the records were staged with transaction ids of their own."""
+        return self.first_txid >= 0
 
 
 class ColdExtent(Extent, frozen=True, kw_only=True, gc=False):

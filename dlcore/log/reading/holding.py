@@ -19,6 +19,8 @@ Promises:
 * A subscription of the same name that was created after ours was deleted is not ours: it has
   another token.
 * Only under the lock is a subscription removed.
+* A hold that was released takes no lock any more.  The driver removes the lock when the call under
+  way has ended, because this call may be the one that creates it.
 
 The driver (`subscriptions.py`) performs the effects and feeds the answers back.  Each event has one
 effect.  A call that ends early, by a cancellation, is given up with `GIVEN_UP`.
@@ -34,6 +36,7 @@ import msgspec
 
 from dlcore.base.backoff import Wait
 from dlcore.base.errors import (
+    AlreadyClosedError,
     DLError,
     MetadataConnectionError,
     MetadataVersionError,
@@ -82,7 +85,7 @@ class Seen(NamedTuple):
 
 
 class HoldState(State):
-    """The state of the machine; there is no final one."""
+    """The state of the machine; RELEASED is final."""
 
     FREE = "not locked, and nothing is under way"
     HELD = "locked, and nothing is under way"
@@ -95,10 +98,12 @@ class HoldState(State):
     CHECKING = "the subscription is read, to find out whether a position was stored"
     PAUSING = "a position was not stored, or there is no answer; it is tried again"
     REMOVING = "the subscription is being removed"
+    RELEASED = "the caller has released it; a call under way ends with its next answer"
 
 
 _S = HoldState
-_IDLE = {_S.FREE: "ended", _S.HELD: "ended, locked"}
+_RELEASED = {_S.RELEASED: "released"}
+_IDLE = {_S.FREE: "ended", _S.HELD: "ended, locked", **_RELEASED}
 TRANSITIONS = Transitions(
     _S.FREE,
     {
@@ -107,26 +112,34 @@ TRANSITIONS = Transitions(
             _S.LOCKING: "lock again, or move",
             _S.READING: "move by its owner, or forget",
             _S.STORING: "commit",
+            **_RELEASED,
         },
         _S.HELD: {
-            _S.FREE: "session expired, or released",
+            _S.FREE: "session expired",
             _S.READING: "move, or forget",
             _S.STORING: "commit",
             _S.REMOVING: "remove",
+            **_RELEASED,
         },
-        _S.MAKING: {_S.LOCKING: "it is there", _S.FREE: "refused"},
+        _S.MAKING: {_S.LOCKING: "it is there", _S.FREE: "refused", **_RELEASED},
         _S.LOCKING: {
             _S.READING: "locked",
             _S.LOOKING: "held, or no answer",
             _S.FREE: "the subscription is gone, or refused",
+            **_RELEASED,
         },
         _S.LOOKING: {
             _S.READING: "locked by an attempt without an answer",
             _S.LOCKING: "free by now",
             _S.WAITING: "held by another reader",
             _S.FREE: "held, and not waited for; refused",
+            **_RELEASED,
         },
-        _S.WAITING: {_S.LOCKING: "the lock changed, or some time passed", _S.FREE: "given up"},
+        _S.WAITING: {
+            _S.LOCKING: "the lock changed, or some time passed",
+            _S.FREE: "given up",
+            **_RELEASED,
+        },
         _S.READING: {
             _S.STORING: "ours to move",
             _S.LOCKING: "to be forgotten",
@@ -146,7 +159,8 @@ TRANSITIONS = Transitions(
             **_IDLE,
         },
         _S.PAUSING: {_S.STORING: "later", _S.READING: "later, the owner is compared", **_IDLE},
-        _S.REMOVING: {_S.FREE: "removed", _S.HELD: "refused"},
+        _S.REMOVING: {_S.FREE: "removed", _S.HELD: "refused", **_RELEASED},
+        _S.RELEASED: {},
     },
 )
 
@@ -161,7 +175,7 @@ class Signal(enum.Enum):
     REMOVED = "the subscription and its lock are gone"
     EXPIRED = "the session is gone, and the lock with it"
     GIVEN_UP = "the caller has left, and gets no answer"
-    RELEASED = "the caller releases the lock"
+    RELEASED = "the caller releases the subscription, and uses this machine no more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +342,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
         self.position = DLSN.INITIAL
         """The stored position, as far as is known."""
         self.is_locked = False
+        self._is_lost = False  # a job found it taken over, moved or deleted
         self._version = -1
         self._name = f"log {log!r}: "
         self._subscriber = subscriber
@@ -336,6 +351,8 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
 
     def handle(self, event: Event) -> Effect | None:
         """Take one event; None: nothing is to be done."""
+        if self.state is HoldState.RELEASED:
+            return self._end_released(event)
         match event:
             case Take() | Relock() | CommitPosition() | Move() | Forget() | Remove():
                 return self._begin(event)
@@ -373,15 +390,32 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
                 self._rest()
             case Signal.RELEASED:
                 self.is_locked = False
-                self._rest()
+                self._become(HoldState.RELEASED)
             case _:
                 assert_never(signal)
         return None
 
     def _rest(self) -> None:
         state = HoldState.HELD if self.is_locked else HoldState.FREE
-        if self.state is not state:
+        if self.state not in (state, HoldState.RELEASED):
             self._become(state)
+
+    def _end_released(self, event: Event) -> Effect | None:
+        """End a job that was under way at the release, or that comes after it."""
+        match event:
+            case Signal.EXPIRED | Signal.GIVEN_UP | Signal.RELEASED:
+                return None
+            case Stored(version):
+                return self._stored(version)
+            case Signal.REMOVED:
+                return Ended(None)
+            case CallFailed(error):
+                return Ended(error)
+            case _ if self._is_lost:
+                return Ended(self._moved())
+            case _:
+                text = f"{self._name}subscriber {self._subscriber!r} was released by its reader"
+                return Ended(AlreadyClosedError(text))
 
     def _end(self, outcome: Mark | DLError | None) -> Effect:
         self._rest()
@@ -563,6 +597,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
         return Call.READ
 
     def _moved(self) -> SubscriptionMovedError:
+        self._is_lost = True
         return SubscriptionMovedError(
             f"{self._name}subscriber {self._subscriber!r} was taken over, moved or deleted by "
             "another client"
@@ -572,7 +607,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
         """Assert all that holds between two events; tests call it after each."""
         state = self.state
         assert state is not HoldState.HELD or self.is_locked
-        if state in (_S.FREE, _S.MAKING, _S.LOCKING, _S.LOOKING, _S.WAITING):
+        if state in (_S.FREE, _S.MAKING, _S.LOCKING, _S.LOOKING, _S.WAITING, _S.RELEASED):
             assert not self.is_locked
         if state in (_S.STORING, _S.CHECKING):
             assert 0 < self._running.tries <= TRIES_MAX

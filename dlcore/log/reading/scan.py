@@ -20,7 +20,6 @@ import msgspec
 
 from dlcore.base.access.capability import Grant, LedgerRight
 from dlcore.base.config import require
-from dlcore.base.errors import ConfigurationError
 from dlcore.base.html_tables import ShownFields, rows_html
 from dlcore.base.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import LedgerMetadata  # noqa: TC001  # as above
@@ -379,28 +378,6 @@ class LogSnapshot:
         return sum(part.record_count_estimate for part in self.scans(start, end))
 
 
-class StagedExtent(Extent, frozen=True, kw_only=True):
-    """Entries that a staging writer made durable and that are in no log yet.
-
-    `first_txid` and `last_txid` are -1 if the records came without transaction ids: they get one
-    when the append commits.
-    """
-
-    log: str
-    log_id: str
-    identity: str
-    last_entry_id: int
-
-    def __post_init__(self) -> None:
-        if self.record_count < 1 or not 0 <= self.first_entry_id <= self.last_entry_id:
-            raise ConfigurationError(f"not a staged extent: {self!r}")
-
-    @property
-    def has_txids(self) -> bool:
-        """Whether the records were staged with transaction ids of their own."""
-        return self.first_txid >= 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult(ShownFields):
     """The outcome of a commit: done by this call, or done before (then `logs` is empty).
@@ -412,3 +389,13 @@ class CommitResult(ShownFields):
     committed: bool
     already_committed: bool
     logs: Mapping[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
+
+
+def pack_snapshots(snapshots: Sequence[LogSnapshot]) -> bytes:
+    """Return snapshots as bytes for another process of this release."""
+    return zlib.compress(msgspec.msgpack.encode(snapshots), level=1)
+
+
+def unpack_snapshots(packed: bytes) -> list[LogSnapshot]:
+    """Return the snapshots in the result of `pack_snapshots`."""
+    return msgspec.msgpack.decode(zlib.decompress(packed), type=list[LogSnapshot])

@@ -8,15 +8,14 @@ import logging
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.config import require_kind
 from dlcore.base.errors import (
-    ConfigurationError,
     DLError,
     NodeExistsError,
     NoNodeError,
     SubscriptionMovedError,
 )
 from dlcore.base.features import own_release
+from dlcore.base.ids import require_identity
 from dlcore.base.machines import run_to_end
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
@@ -57,21 +56,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ID_BYTES_MAX = 200
 _RELEASE_WAIT_S = 5.0
 """The longest wait for the release of a lock while the metadata store does not answer."""
 _releases = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
-
-
-def require_subscriber(subscriber: str) -> str:
-    """Return the name of a subscriber, or raise `ConfigurationError`."""
-    require_kind("subscriber", subscriber, str)
-    if not 0 < len(subscriber.encode()) <= _ID_BYTES_MAX:
-        raise ConfigurationError(
-            f"subscriber={subscriber!r}: expected 1 … {_ID_BYTES_MAX} bytes of text"
-        )
-    return subscriber
 
 
 async def list_subscriptions(
@@ -85,7 +73,7 @@ async def list_subscriptions(
         names = await persistently(lambda: context.store.get_children(parent, fresh=True))
         subscribers = sorted(map(unescape, names or []))
     else:
-        subscribers = [require_subscriber(subscriber)]
+        subscribers = [require_identity("subscriber", subscriber)]
     nodes = await persistently(
         lambda: context.store.get_many([paths.subscriber(each) for each in subscribers])
     )
@@ -106,7 +94,7 @@ class SubscriptionHold:
     """A subscription of a log, which is this holder's alone from `take` to `release`."""
 
     def __init__(self, context: LogContext, log: LogKey, subscriber: str) -> None:
-        require_subscriber(subscriber)
+        require_identity("subscriber", subscriber)
         paths = context.logs.paths_of(log)
         self._context = context
         self._log = log
@@ -201,15 +189,14 @@ class SubscriptionHold:
         await self._run(Remove())
 
     async def release(self) -> None:
-        """Release it for others; a second call does nothing.
+        """Release it for others, after the call under way; a second call does nothing.
 
         If the metadata store does not answer, or this is cancelled, the release goes on in the
         background.
         """
         self._unsubscribe()
         self._hold.handle(Signal.RELEASED)
-        if self._has_attempted:
-            self._has_attempted = False
+        if self._has_attempted or self._turn.locked():
             release = _releases.start(self._unlock(), name=f"release {self!r}")
             await asyncio.wait({release}, timeout=_RELEASE_WAIT_S)
 
@@ -222,10 +209,15 @@ class SubscriptionHold:
                 with contextlib.suppress(NoNodeError):  # it vanished with its session
                     await store.delete(path)
 
-        try:
-            await persistently(delete)
-        except DLError as error:
-            logger.info("%r: its lock goes with the session: %r", self, error)
+        # A call under way may be the one that creates the lock.
+        async with self._turn:
+            if not self._has_attempted:
+                return
+            self._has_attempted = False
+            try:
+                await persistently(delete)
+            except DLError as error:
+                logger.info("%r: its lock goes with the session: %r", self, error)
 
     # The machine
 

@@ -54,7 +54,7 @@ from dlcore.log.metadata.changes import (
 from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.nodes import decode_node, head_of, settings_of
 from dlcore.log.metadata.values import CommitRecord, LockHolder, LogKey
-from dlcore.log.reading.scan import CommitResult, StagedExtent
+from dlcore.log.reading.scan import CommitResult
 from dlcore.metadata.attempts import Attempts, Store, pause_after
 from dlcore.metadata.port import Create, Op, Put, Versioned, require_request_size
 from dlcore.metadata.stored import decode, encode
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
     from dlcore.log.metadata.commits import AppendRun
     from dlcore.log.metadata.nodes import StagedNode
+    from dlcore.log.metadata.segment import StagedExtent
     from dlcore.log.metadata.values import Turn, VersionedHead
     from dlcore.metadata.paths import NamespacePaths
 

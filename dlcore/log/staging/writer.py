@@ -29,11 +29,11 @@ from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.body import Compressor
 from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.metadata.changes import SegmentLimits
-from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
-from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.metadata.segment import StagedExtent
 from dlcore.log.staging.commit import require_few_logs
 from dlcore.log.staging.faces import StagingWriter
 from dlcore.log.typed.rows import TypedRows
+from dlcore.log.upkeep.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.writing.transmit import Run, Transmitter
 from dlcore.log.writing.typed import FittingSchema
 from dlcore.metadata.port import UNANSWERED
@@ -206,6 +206,7 @@ class DirectStagingWriter(StagingWriter):
     def __init__(
         self, context: LogContext, owner: StagingOwner, identity: str, config: LogConfig
     ) -> None:
+        super().__init__(identity)
         self._context = context
         self._identity = identity
         self._limits = SegmentLimits.of(config)

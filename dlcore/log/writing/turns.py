@@ -15,6 +15,7 @@ Promises:
 * An append that does not commit within `TURN_S` loses its turn.
 * After a turn the waiting writers get the same time, so that consecutive appends do not block them.
 * A client that waits for the lock itself is reported once, and not during a turn.
+* A writer that is paused continues or fails, also after a defect: its callers never wait for ever.
 
 Records are never lost or overwritten, because each change is guarded by the version of the head.
 Turns only keep the two sides from overtaking each other for ever, and the writer's transaction ids
@@ -58,33 +59,35 @@ class TurnState(State):
 
 
 _S = TurnState
+_BROKEN = {_S.OVER: "a defect"}
+_REFUSED = {_S.OVER: "refused, or a defect"}
 TRANSITIONS = Transitions(
     _S.FREE,
     {
-        _S.FREE: {_S.LOOKING: "the lock changed"},
+        _S.FREE: {_S.LOOKING: "the lock changed", **_BROKEN},
         _S.LOOKING: {
             _S.FREE: "no append asks, or no answer",
             _S.LOOKING: "the lock changed meanwhile",
             _S.PARTING: "an append asks",
-            _S.OVER: "refused",
+            **_REFUSED,
         },
-        _S.PARTING: {_S.GIVING: "all answered", _S.OVER: "sealed, failed or closed"},
+        _S.PARTING: {_S.GIVING: "all answered", _S.OVER: "sealed, failed or closed; a defect"},
         _S.GIVING: {
             _S.CHECKING: "given",
             _S.RETURNING: "no append asks any more, or no answer",
-            _S.OVER: "refused",
+            **_REFUSED,
         },
-        _S.GIVEN: {_S.CHECKING: "the lock changed", _S.REVOKING: "time is over"},
+        _S.GIVEN: {_S.CHECKING: "the lock changed", _S.REVOKING: "time is over", **_BROKEN},
         _S.CHECKING: {
             _S.GIVEN: "not over yet",
             _S.CHECKING: "the lock changed meanwhile",
             _S.REVOKING: "time is over",
             _S.RETURNING: "over, or no answer",
-            _S.OVER: "refused",
+            **_REFUSED,
         },
-        _S.REVOKING: {_S.RETURNING: "over, or no answer", _S.OVER: "refused"},
-        _S.RETURNING: {_S.RESTING: "the writer continues", _S.OVER: "refused"},
-        _S.RESTING: {_S.LOOKING: "later"},
+        _S.REVOKING: {_S.RETURNING: "over, or no answer", **_REFUSED},
+        _S.RETURNING: {_S.RESTING: "the writer continues", **_REFUSED},
+        _S.RESTING: {_S.LOOKING: "later", **_BROKEN},
         _S.OVER: {},
     },
 )
@@ -129,7 +132,14 @@ class TurnDue:
     number: int
 
 
-Event: TypeAlias = Signal | Looked | TurnSet | HeadRead | TurnDue | CallFailed
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Event: a defect ended the driver's work."""
+
+    error: DLError
+
+
+Event: TypeAlias = Signal | Looked | TurnSet | HeadRead | TurnDue | CallFailed | Broken
 
 
 class Call(enum.Enum):
@@ -213,10 +223,13 @@ class Turns(Machine[TurnState]):
         self._number = 0  # of the last turn that was given
         self._is_late = False  # the append that has this turn
         self._begun_s = 0.0  # when the last turn was asked for
+        self._holds_writer = False  # paused: it neither continues nor fails by itself
         self._wanted_by = ""
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; answers to calls come one at a time."""
+        if self.state is TurnState.OVER:
+            return []  # as a timer, or the answer to a call that a defect left under way
         match event:
             case Signal():
                 return self._on_signal(event)
@@ -230,6 +243,10 @@ class Turns(Machine[TurnState]):
                 return self._turn_due(number)
             case CallFailed(error):
                 return self._call_failed(error)
+            case Broken(error):
+                # The writer may be paused already, although the answer did not come.
+                self._holds_writer |= self.state is TurnState.PARTING
+                return self._end(error)
             case _:
                 assert_never(event)
 
@@ -240,6 +257,7 @@ class Turns(Machine[TurnState]):
             case Signal.PAUSED:
                 # "given" promises that the head has no open extent.
                 self._become(TurnState.GIVING)
+                self._holds_writer = True
                 return [SetTurn("asked", "given")]
             case Signal.RETRY_DUE:
                 return [Call.READ_HEAD]
@@ -315,6 +333,7 @@ class Turns(Machine[TurnState]):
         lssn = lssn_to_merge(before, at.head)
         asked: list[Effect] = [] if lssn is None else [AskForUpkeep(lssn)]
         self._become(TurnState.RESTING)
+        self._holds_writer = False
         rest = After(min(now - self._begun_s, TURN_S), Signal.REST_DUE)
         return [StepBack(at), *asked, rest]
 
@@ -331,7 +350,9 @@ class Turns(Machine[TurnState]):
         return [Note("cannot read whether the turn is over", error), *self._return()]
 
     def _end(self, error: DLError) -> list[Effect]:
-        failed: list[Effect] = [FailWriter(error)] if self.state is TurnState.RETURNING else []
+        # Nothing else lets a paused writer continue: its callers would wait for ever.
+        failed: list[Effect] = [FailWriter(error)] if self._holds_writer else []
+        self._holds_writer = False
         self._become(TurnState.OVER)
         return [*failed, Note("no more turns are given", error)]
 
@@ -339,3 +360,6 @@ class Turns(Machine[TurnState]):
         """Assert all that holds between two events; tests call it after each."""
         assert self.state is not TurnState.FREE or not self._may_differ
         assert self.state is not TurnState.GIVEN or not (self._may_differ or self._is_late)
+        # It is paused in these states.  Before and after them it writes, or has ended.
+        holds = (_S.GIVING, _S.GIVEN, _S.CHECKING, _S.REVOKING, _S.RETURNING)
+        assert self._holds_writer == (self.state in holds)

@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.errors import DLError
+from dlcore.base.errors import DLError, UnexpectedError
 from dlcore.base.machines import CallFailed
 from dlcore.log.upkeep.requests import ask_for_upkeep
 from dlcore.log.writing.append import Accepted, Ending, SteppedBack
 from dlcore.log.writing.turns import (
     After,
     AskForUpkeep,
+    Broken,
     Call,
     Effect,
     Event,
@@ -71,7 +72,7 @@ class TurnGiver:
         self._fail = fail
         self._turns = Turns(writer.log.at.head)
         self._wanted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._tasks = BackgroundTasks()
+        self._tasks = BackgroundTasks(self._on_defect)
         path = context.logs.paths_of(log).lock
         on_change = partial(self._handle, Signal.CHANGED)
         self._unsubscribe = context.store.watch(path, on_change, children=False)
@@ -79,6 +80,11 @@ class TurnGiver:
     def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
         """Call `on_wanted` with the client that waits for the lock itself, once there is one."""
         self._wanted.add_done_callback(lambda wanted: on_wanted(wanted.result()))
+
+    def _on_defect(self, error: BaseException) -> None:
+        text = f"turns of appends to log {self._log.name!r} broke: {error!r}"
+        self._handle(Broken(UnexpectedError(text)))  # no caller of the writer may wait for ever
+        raise error  # for the loop's exception handler
 
     def _handle(self, event: Event) -> None:
         for effect in self._turns.handle(event):

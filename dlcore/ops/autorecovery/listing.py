@@ -209,13 +209,16 @@ class RepairList:
         tell = partial(logger.warning, "the node of the auditor cannot be read: %s")
         return decode_or_tell(ElectedAuditor, node, source=path, tell=tell)
 
-    async def tell(self, sweep: str, troubles: Troubles) -> None:
+    async def tell(self, sweep: str, troubles: Troubles, *, worker: str = "") -> None:
         """Store for operators what a sweep had to leave out; delete it after one without problems.
+
+        `worker` tells several apart that sweep at the same time, each a part.  The node of each
+        vanishes with its session.
 
         The information is for people only: if it cannot be stored, the sweep continues, and the log
         has it.
         """
-        path = self._paths.troubles_of(sweep)
+        path = self._paths.troubles_of(f"{sweep}-{worker}" if worker else sweep)
         stored = SweepTroubles(
             sweep=sweep,
             at_ms=self._clock.now_ms(),
@@ -225,7 +228,9 @@ class RepairList:
         try:
             if await self._store.get(path) is None:
                 if troubles.count:
-                    await self._store.create(path, encode(stored), make_parents=True)
+                    await self._store.create(
+                        path, encode(stored), ephemeral=bool(worker), make_parents=True
+                    )
             elif troubles.count:
                 await self._store.put(path, encode(stored), version=ANY_VERSION)
             else:

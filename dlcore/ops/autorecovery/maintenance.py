@@ -66,6 +66,13 @@ class RecoveryStatus:
     export: LastExport | None = None
     """The newest periodic export of the metadata."""
 
+    @property
+    def left_out(self) -> list[str]:
+        """Items that the last sweeps left out, each once, and last how many are not named."""
+        named = list(dict.fromkeys(text for each in self.troubles for text in each.found))
+        more = sum(each.count - len(each.found) for each in self.troubles)
+        return [*named, f"{more} more, which the logs of auto-recovery name"] if more else named
+
 
 class Maintenance:
     """Operations on the replicas of one namespace."""

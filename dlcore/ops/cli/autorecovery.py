@@ -254,7 +254,7 @@ def show_status() -> None:
         "auditor": None if status.auditor is None else status.auditor.owner,
         "paused": status.is_paused,
         "last_check": None if last is None else time_text(last.finished_ms),
-        "left_out": [text for each in status.troubles for text in each.found],
+        "left_out": status.left_out,
         "checked_ledgers": None if last is None else last.ledgers,
         "under_replicated": len(rows),
         "scrub_began": None if scrub is None else time_text(scrub.started_ms),

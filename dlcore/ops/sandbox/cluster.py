@@ -37,6 +37,7 @@ from dlcore.ops.sandbox.process import (
     ChildProcess,
     PortReservation,
     Restartable,
+    Startable,
     Warden,
     python_path,
     wait_until,
@@ -227,7 +228,7 @@ class _Plan:
         return ("--rack", self.racks[(number - 1) % len(self.racks)], *self.bookie_options)
 
 
-class Sandbox:
+class Sandbox(Startable):
     """A whole cluster for experiments, tests and demonstrations.
 
     Its processes end with this one, however this one ends.  Without `data_dir` the data is in a
@@ -302,15 +303,13 @@ class Sandbox:
         self._proxies: list[Proxy] = []
 
     def __repr__(self) -> str:
-        state = self.uri if self._metadata_server is not None else "stopped"
+        state = self.uri if self.is_running else "stopped"
         return f"<Sandbox {state} bookies={len(self._bookies)}>"
 
-    def __enter__(self) -> Sandbox:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not stopped."""
+        return self._metadata_server is not None
 
     @property
     def uri(self) -> str:
@@ -364,16 +363,6 @@ class Sandbox:
     def tls(self) -> TlsFiles | None:
         """The files of a client that is let in; None without `secure`."""
         return None if self.certificates is None else self.certificates.client
-
-    def start(self) -> None:
-        """Start all processes; return when all bookies and proxies serve."""
-        if self._metadata_server is not None:
-            return
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
 
     def _start(self) -> None:
         if self._plan.data_dir is None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Self
 
 from dlcore.base.errors import MetadataConnectionError
 from dlcore.ops.sandbox.process import (
@@ -17,13 +15,14 @@ from dlcore.ops.sandbox.process import (
     ChildProcess,
     PortReservation,
     Restartable,
+    Startable,
     Warden,
     python_path,
     wait_until,
 )
 
 
-class MetadataProcess(Restartable, ABC):
+class MetadataProcess(Restartable, Startable):
     """One server, with its data and log under `data_dir`.
 
     Without `port` a free one is chosen at the first start, and kept.
@@ -42,31 +41,11 @@ class MetadataProcess(Restartable, ABC):
         state = "running" if self.is_running else "stopped"
         return f"<{type(self).__name__} {self._host}:{self._port} {state}>"
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     @property
     def servers(self) -> str:
         """Address for clients: ``host:port``."""
         assert self._port is not None
         return f"{self._host}:{self._port}"
-
-    def start(self) -> None:
-        """Start the server and wait until it serves; do nothing if it runs."""
-        if self.is_running:
-            return
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-
-    @abstractmethod
-    def _start(self) -> None: ...
 
     def _watching(self) -> Warden:
         """Return the warden that the child is started with."""

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.ops.sandbox import warden
@@ -203,6 +204,39 @@ class Restartable:
         if self._child is None:
             raise ConfigurationError(f"{self.name} is not started")
         return self._child
+
+
+class Startable(ABC):
+    """One or more processes that run from `start` until `stop`, or for a `with` block."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start all processes and wait until they serve; do nothing if they run."""
+        if self.is_running:
+            return
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether there is nothing to start."""
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop all processes; do nothing if none runs."""
 
 
 class PortReservation:

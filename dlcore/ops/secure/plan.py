@@ -17,7 +17,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from dlcore.base.access.rights import Proof
-from dlcore.base.config import checked, require, require_positive
+from dlcore.base.config import checked, require_positive
+from dlcore.base.errors import ConfigurationError, InvalidNamespaceUriError
 from dlcore.base.http_options import address_of
 from dlcore.metadata.paths import parse_uri
 
@@ -106,16 +107,14 @@ class Places:
     data_dir: str = "/var/lib/dlog"
     """The folder of a host's data: of its bookie, and of its proxy's audit log."""
 
-    def __post_init__(self) -> None:
-        for key in ("folder", "installed", "data_dir"):
-            path = getattr(self, key)
-            require(
-                condition=path.isprintable()
-                and (path.startswith("/") or (key, path) == ("installed", "")),
-                key=key,
-                value=path,
-                rule="expected an absolute path of printable characters",
-            )
+    @property
+    def wrong(self) -> Iterator[str]:
+        """A sentence about each path that cannot be one."""
+        paths = {"folder": self.folder, "install_dir": self.installed, "data_dir": self.data_dir}
+        for key, path in paths.items():
+            is_path = path.isprintable() and path.startswith("/")
+            if not (is_path or (key, path) == ("install_dir", "")):
+                yield f"{key}={path!r}: expected an absolute path of printable characters"
 
     def of(self, member: Member) -> str:
         """Return the folder in which a member finds its files."""
@@ -157,24 +156,33 @@ class ClusterPlan:
     ports: Ports = Ports()
 
     def __post_init__(self) -> None:
-        parse_uri(self.uri)
-        clients = (*self.clients, *self.remote_clients)
-        for key, names in (("host", self.hosts), ("client", clients)):
+        # All at once: who gave two wrong values would else correct the first one in vain.
+        wrong = [*self._wrong_names, *self.places.wrong]
+        try:
+            parse_uri(self.uri)
+        except InvalidNamespaceUriError as error:
+            if not wrong:
+                raise
+            wrong.append(str(error))
+        if wrong:
+            raise ConfigurationError("; ".join(wrong))
+
+    @property
+    def _wrong_names(self) -> Iterator[str]:
+        clients = {"client": self.clients, "remote_client": self.remote_clients}
+        for key, names in {"host": self.hosts, **clients}.items():
             for name in names:
                 is_name = _NAME.fullmatch(name) and len(name) <= _NAME_LENGTH_MAX
-                require(
-                    condition=bool(is_name) or (key == "host" and _is_address(name)),
-                    key=key,
-                    value=name,
-                    rule=f"expected a name of at most {_NAME_LENGTH_MAX} letters, digits, dots and "
-                    "dashes, or of a host its address",
-                )
-        require(
-            condition=bool(self.hosts) or not self.remote_clients,
-            key="remote_client",
-            value=",".join(self.remote_clients),
-            rule="expected the hosts of the proxies as well, those from before among them",
-        )
+                if not (is_name or (key == "host" and _is_address(name))):
+                    yield (
+                        f"{key}={name!r}: expected a name of at most {_NAME_LENGTH_MAX} letters, "
+                        "digits, dots and dashes, or of a host its address"
+                    )
+        if self.remote_clients and not self.hosts:
+            yield (
+                f"remote_client={','.join(self.remote_clients)!r}: expected the hosts of the "
+                "proxies as well, those from before among them"
+            )
 
     @property
     def members(self) -> Iterator[Member]:

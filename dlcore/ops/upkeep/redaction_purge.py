@@ -19,8 +19,8 @@ from dlcore.base.errors import (
 )
 from dlcore.ledger.metadata.values import BookieCookie, Erased, Erasure
 from dlcore.log.metadata.redactions import redaction_in
-from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.log.metadata.store import persistently
+from dlcore.log.upkeep.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.metadata.paths import is_number, unescape
 from dlcore.metadata.port import CONFLICTS, Create, Delete
 from dlcore.metadata.stored import decode, encode
@@ -238,7 +238,7 @@ class Purger:
         """Make the request unless it exists; return False if the redaction is no longer as read.
 
         The redaction gets another version with it.  A client that finishes the redaction meanwhile
-        then looks again; else it would leave this request, which nobody withdraws any more.
+        then looks again.  Without that it would leave this request, which no client withdraws then.
         """
         context, path = self._context, self._context.paths.erasure(token)
         if await persistently(lambda: context.store.get(path, fresh=True)) is not None:

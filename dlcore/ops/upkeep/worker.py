@@ -27,10 +27,10 @@ from dlcore.base.errors import (
 from dlcore.base.isolating import Troubles, report_defect
 from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.owner import session_lock
-from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, LogMetadata, UpkeepRequest
 from dlcore.log.upkeep.removal import listed_log, remove_deleted, remove_truncated
+from dlcore.log.upkeep.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.metrics import RecoveryFigures
@@ -164,7 +164,7 @@ class LogUpkeep:
         self._context = context
         self._config = config
         self._repairs = RepairList(context.store, context.paths, context.clock)
-        self._token = context.clock.new_token().encode()
+        self._token = context.clock.new_token()
         figures = figures or RecoveryFigures()
         self._tiers = TierRounds(context, owner, config, self._lock, figures.tiering)
         self._scrubber = ColdScrubber(context, config, self._repairs, self._lock, figures.cold)
@@ -247,7 +247,7 @@ class LogUpkeep:
     def _lock(self, what: str) -> AbstractAsyncContextManager[bool]:
         """Take the lock of a log, by its id, or of a job; yield whether it was free."""
         path = self._context.paths.upkeep_lock(what)
-        return session_lock(self._context.store, path, self._token)
+        return session_lock(self._context.store, path, self._token.encode())
 
     async def tier(self) -> int:
         """Tier what is old enough, of every log that has a tier; return how many runs.
@@ -256,7 +256,9 @@ class LogUpkeep:
         """
         troubles = Troubles()
         count = await self._tiers.tier(troubles)
-        await self._repairs.tell("tiers", troubles)
+        # 0.2.0 had one node for all workers, where each replaced what another one had left out.
+        await self._repairs.tell("tiers", Troubles())
+        await self._repairs.tell("tiers", troubles, worker=self._token)
         return count
 
     async def tier_early(self, for_s: float) -> None:
@@ -305,7 +307,9 @@ class LogUpkeep:
             "deleted logs": self._remove_deleted,
             "expired logs": partial(expire_logs, context),
             "stray objects": self._delete_strays,
-            "commit records": partial(sweep_commits, context, before_ms=commits_ms),
+            "commit records": partial(
+                sweep_commits, context.store, context.paths, before_ms=commits_ms
+            ),
         }
         swept = []
         troubles = Troubles()

@@ -20,9 +20,9 @@ from dlcore.flight.planning import (
     SchemasRequest,
     Search,
     SnapshotsRequest,
-    pack_snapshots,
 )
 from dlcore.flight.tickets import Latest
+from dlcore.log.reading.scan import pack_snapshots
 from dlcore.log.reading.schemas import find_targets
 
 if TYPE_CHECKING:

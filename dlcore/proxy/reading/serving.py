@@ -309,6 +309,7 @@ class ReadPath:
             size_bytes=size_bytes,
             sealed=snapshot.sealed,
             owner=await self._membership.owner_of(key),
+            name=snapshot.log,
         )
 
     def _endpoint(self, asked: _Asked, part: Part, owner: str | None) -> pb.FlightEndpoint:

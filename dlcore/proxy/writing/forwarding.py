@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,9 @@ from dlcore.base.errors import (
     LogNotReadyError,
     WriteError,
 )
-from dlcore.base.proto import flight_pb2 as pb
-from dlcore.flight.calls import BROKEN, Channels, send
+from dlcore.flight.calls import BROKEN, Channels, reply_of, send, send_reply
 from dlcore.flight.forwards import Forwarder, Wish, wish_of
+from dlcore.flight.replies import Draining, PutReply
 from dlcore.flight.statuses import ERROR_KEY, KEY_PREFIX, LOCATION_KEY
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
 from dlcore.proxy.writing.route import AskHere, GiveTo, GiveUp, Route, Sent, Unreached
@@ -334,8 +333,7 @@ class Relay:
 
         All forwarded messages are acknowledged by then.
         """
-        draining = json.dumps({"draining": {"location": self._location}}).encode()
-        await send(self._context, pb.PutResult(app_metadata=draining))
+        await send_reply(self._context, PutReply(draining=Draining(self._location)))
         await asyncio.wait([taking], timeout=_PARTING_S)
         if not taking.done() or self._has_dropped:
             raise self._reason
@@ -343,9 +341,8 @@ class Relay:
 
     def lost(self, why: str) -> WriteError:
         """Return the error for a stream whose owner is gone, with its last acknowledgement."""
-        acked = 0
-        for message in self._last:  # the last one may say that the owner drains
-            acked = json.loads(pb.PutResult.FromString(message).app_metadata).get("acked", acked)
+        replies = map(reply_of, self._last)  # the last one may say that the owner drains
+        acked = max((each.acked or 0 for each in replies), default=0)
         return WriteError(
             f"the stream to the proxy at {self._location}, to which it was forwarded, broke "
             f"({why}): the last acknowledgement that came of it was of {acked} records, which are "

@@ -23,7 +23,7 @@ from tests.fixtures.staged_records import batch
 
 if TYPE_CHECKING:
     from dlcore.backends.flight.namespace import FlightNamespace
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
 
 LOGS = [f"a/log/whose/name/has/some/length/{number:04}" for number in range(100)]
 MESSAGE_BYTES = 128 * 1024

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.flight.namespace import FlightNamespace
     from dlcore.backends.flight.staging import FlightStagingWriter
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
 
 LIMIT = 100_000
 

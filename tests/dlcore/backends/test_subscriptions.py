@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -35,6 +36,8 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.flight.log import FlightLog
     from dlcore.flight.needs import Pass
@@ -273,13 +276,22 @@ def test_a_late_answer_changes_nothing() -> None:
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         key = LogKey(name="clicks", log_id=log.log_id)
-        hold = SubscriptionHold(log._context, key, "s")
 
-        async def move(entry: int, mark: Mark | None) -> Mark:
+        @contextlib.asynccontextmanager
+        async def held() -> AsyncIterator[SubscriptionHold]:
+            hold = SubscriptionHold(log._context, key, "s")  # as each request has its own
             try:
-                return await hold.move(DLSN(1, entry, 0), token="me", mark=mark, timeout_s=0)
+                yield hold
             finally:
                 await hold.release()
+
+        async def move(entry: int, mark: Mark | None, token: str = "me") -> Mark:
+            async with held() as hold:
+                return await hold.move(DLSN(1, entry, 0), token=token, mark=mark, timeout_s=0)
+
+        async def forget(mark: Mark) -> None:
+            async with held() as hold:
+                await hold.forget(mark)
 
         first = await move(1, None)
         assert await move(1, None) == first == Mark(1, "me")
@@ -288,15 +300,16 @@ def test_a_late_answer_changes_nothing() -> None:
             with pytest.raises(SubscriptionMovedError):
                 await move(1, late)
         assert await move(2, first) == second
-        await hold.forget(second)
-        await hold.forget(second)
+        await forget(second)
+        await forget(second)
         assert await move(1, None) == first
-        assert await hold.look() == Seen(DLSN(1, 1, 0), first)
-        await hold.move(DLSN(1, 2, 0), token="you", mark=first, timeout_s=0)
+        async with held() as hold:
+            assert await hold.look() == Seen(DLSN(1, 1, 0), first)
+        await move(2, first, "you")
         with pytest.raises(SubscriptionMovedError):  # as often moved, by another one
             await move(3, second)
         with pytest.raises(SubscriptionMovedError):
-            await hold.forget(second)
+            await forget(second)
         assert await log.get_subscriptions() == {"s": DLSN(1, 2, 0)}
 
     on_log(body)
@@ -319,10 +332,12 @@ def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
         async def lose() -> None:
             cluster.stores["b"].lose_next_reply(applied=applied)
 
-        hold = SubscriptionHold(other.log_context, LogKey(name="clicks", log_id=log.log_id), "s")
+        key = LogKey(name="clicks", log_id=log.log_id)
+        hold = SubscriptionHold(other.log_context, key, "s")
         wrapped[0].arm(at, lose)
         mark = await hold.move(DLSN(1, 1, 0), token="me", mark=None, timeout_s=0)
         await hold.release()
+        hold = SubscriptionHold(other.log_context, key, "s")
         wrapped[0].arm(at, lose)
         assert await hold.move(DLSN(1, 2, 0), token="me", mark=mark, timeout_s=0) == Mark(2, "me")
         wrapped[0].disarm()

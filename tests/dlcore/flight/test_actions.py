@@ -10,12 +10,13 @@ from dlcore.flight import actions
 from dlcore.flight.actions import ACTIONS, described
 from tests.fixtures.made_parts import require_as_made
 from tests.fixtures.served_proxies import Proxies, with_proxies
-from tests.flight_document import DOCUMENT, render
+from tests.flight_document import DOCUMENTS, render
 
 
-def test_the_document_is_as_the_table() -> None:
+def test_the_documents_are_as_the_tables() -> None:
     """`make pages` was run after the last change."""
-    require_as_made(DOCUMENT, render(DOCUMENT.read_text(encoding="utf-8")))
+    for document in DOCUMENTS:
+        require_as_made(document, render(document.read_text(encoding="utf-8")))
 
 
 def test_every_action_that_is_declared_is_on_the_table_once() -> None:

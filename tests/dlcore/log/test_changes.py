@@ -62,7 +62,7 @@ from tests.fixtures.log_states import (
 
 if TYPE_CHECKING:
     from dlcore.log.metadata.changes import Change
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
 
 LIMITS = SegmentLimits(size_bytes_max=10_000, age_max_ms=1000)
 NO_LIMITS = SegmentLimits(size_bytes_max=10**15, age_max_ms=10**15)

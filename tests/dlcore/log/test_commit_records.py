@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.metadata.segment import StagedExtent
     from dlcore.metadata.port import Op
 
 

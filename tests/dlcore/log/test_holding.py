@@ -239,7 +239,7 @@ def test_a_lock_without_an_answer() -> None:
         answer = bench.at.answer(Call.READ_HOLDER, "t")
         assert bench.handle(answer) is (Call.READ if is_applied else Call.LOCK)
         bench.handle(Signal.GIVEN_UP)
-        bench.handle(Signal.RELEASED)
+        bench.handle(Signal.EXPIRED)
         bench.at.lock = None
 
 
@@ -358,11 +358,11 @@ def test_a_client_moves_by_its_token() -> None:
     at = Nodes()
     bench = Bench(at)
     assert bench.outcome(move(FIRST, None)) == Mark(1, "client")
-    bench.handle(Signal.RELEASED)
+    bench.handle(Signal.EXPIRED)
     at.lock = None
     assert bench.outcome(move(FIRST, None)) == Mark(1, "client")
     at.lock = None
-    bench.handle(Signal.RELEASED)
+    bench.handle(Signal.EXPIRED)
     # Its owner needs no lock.
     assert bench.handle(move(NEXT, Mark(1, "client"))) is Call.READ
     bench.handle(Signal.GIVEN_UP)
@@ -397,7 +397,7 @@ def test_a_subscription_is_forgotten_under_its_lock() -> None:
     assert bench.outcome(Forget(Mark(1, "client"), 0.0)) is None
     mark = bench.outcome(move(FIRST, None))
     assert isinstance(mark, Mark)
-    bench.handle(Signal.RELEASED)
+    bench.handle(Signal.EXPIRED)
     at.lock = None
     assert isinstance(bench.outcome(Forget(Mark(0, ""), 0.0)), SubscriptionMovedError)
     # Locked by now, for a move by another token too.
@@ -421,6 +421,55 @@ def test_other_failures_are_raised_to_the_caller() -> None:
     assert bench.handle(Stored(2)) == Ended(None)
 
 
+def test_a_hold_that_was_released_takes_no_lock() -> None:
+    """A call that was under way ends with its answer, and one that comes later ends at once."""
+    bench = Bench().taken()
+    bench.at.lock = None
+    bench.handle(Signal.EXPIRED)
+    assert bench.handle(Relock(0.0)) is Call.LOCK
+    for signal in (Signal.RELEASED, Signal.RELEASED, Signal.EXPIRED, Signal.GIVEN_UP):
+        assert bench.handle(signal) is None
+    assert bench.machine.state is HoldState.RELEASED
+    for event in (bench.at.answer(Call.LOCK, "t"), Relock(0.0), CommitPosition(NEXT)):
+        ended = bench.handle(event)
+        assert isinstance(ended, Ended)
+        assert isinstance(ended.outcome, AlreadyClosedError)
+        assert "subscriber 's' was released" in str(ended.outcome)
+    assert not bench.machine.is_locked
+    assert bench.handle(CallFailed(AWAY)) == Ended(AWAY)
+
+
+def test_a_result_that_comes_at_the_release_is_no_error() -> None:
+    """A position that was stored, and a subscription that was removed."""
+    bench = Bench().taken()
+    put = bench.handle(CommitPosition(NEXT))
+    assert isinstance(put, Put)
+    bench.handle(Signal.RELEASED)
+    assert bench.handle(Stored(bench.at.put(put))) == Ended(None)
+    assert bench.machine.position == NEXT
+    at = Nodes()
+    bench = Bench(at)
+    put = bench.run(move(FIRST, None), until=Put)
+    assert isinstance(put, Put)
+    bench.handle(Signal.RELEASED)
+    assert bench.handle(Stored(at.put(put))) == Ended(Mark(1, "client"))
+    bench = Bench().taken()
+    assert bench.handle(Remove()) == RemoveNodes(1)
+    bench.handle(Signal.RELEASED)
+    assert bench.handle(Signal.REMOVED) == Ended(None)
+
+
+def test_a_reader_that_was_replaced_hears_so_after_its_release() -> None:
+    """Its driver releases it as soon as that is known."""
+    at = Nodes()
+    first = Bench(at, "first").taken()
+    at.lock = None
+    Bench(at, "second").taken()
+    assert isinstance(first.outcome(CommitPosition(NEXT)), SubscriptionMovedError)
+    first.handle(Signal.RELEASED)
+    assert isinstance(first.outcome(Relock(0.0)), SubscriptionMovedError)
+
+
 def test_chance_makes_every_transition_and_no_one_moves_anothers_position() -> None:
     """Three readers and a client meet."""
     made: set[tuple[HoldState, HoldState]] = set()
@@ -435,7 +484,7 @@ def play(rng: random.Random) -> set[tuple[HoldState, HoldState]]:
     """Let readers meet; return the transitions."""
     at, made = Nodes(), set[tuple[HoldState, HoldState]]()
     benches = [Bench(at, f"t{number}") for number in range(3)]
-    effects: dict[str, Effect | None] = {}
+    effects: dict[str, Effect | None] = {}  # None: no call is under way
     jobs: dict[str, Job] = {}
     owners: set[str] = set()  # whose take was completed, so that they may commit
     for step in range(120):
@@ -443,11 +492,15 @@ def play(rng: random.Random) -> set[tuple[HoldState, HoldState]]:
         machine, now = bench.machine, step / 10
         token, before, version = machine.token, machine.state, at.version
         effect = effects.get(token)
-        if rng.random() < 0.05:
-            event: Event = rng.choice([Signal.EXPIRED, Signal.RELEASED])
+        if machine.state is HoldState.RELEASED and effect is None:
+            # As the driver does it: no call of this reader is under way any more.
             at.lock = None if at.lock == token else at.lock
-            bench.handle(event)
-            effects[token] = None if event is Signal.RELEASED else effect
+            benches[benches.index(bench)] = Bench(at, f"t{len(benches) + step}")
+        elif rng.random() < 0.05:
+            at.lock = None if at.lock == token else at.lock
+            bench.handle(Signal.EXPIRED)
+        elif rng.random() < 0.05:
+            bench.handle(Signal.RELEASED)
         elif effect is None:
             may_commit = token in owners
             job = choose(machine, at, rng, DLSN(1, step, 0), now, may_commit=may_commit)
@@ -458,6 +511,7 @@ def play(rng: random.Random) -> set[tuple[HoldState, HoldState]]:
             effects[token] = None
         else:
             following = bench.handle(answer(at, effect, token, rng, now))
+            assert before is not HoldState.RELEASED or isinstance(following, Ended)
             effects[token] = None if isinstance(following, Ended) else following
             owners |= (
                 {token} if following == Ended(None) and isinstance(jobs[token], Take) else set()

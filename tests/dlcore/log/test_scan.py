@@ -15,14 +15,8 @@ from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.entries.body import batch_of
-from dlcore.log.reading.scan import (
-    ExtentView,
-    LogSnapshot,
-    ScanBatch,
-    ScanRange,
-    SegmentView,
-    StagedExtent,
-)
+from dlcore.log.metadata.segment import StagedExtent
+from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView
 from tests.fixtures.lengths import for_each
 from tests.fixtures.log_states import staged
 

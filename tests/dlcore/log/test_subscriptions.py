@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dlcore.base.errors import (
+    AlreadyClosedError,
     AlreadyTruncatedError,
     ConfigurationError,
     LogNotFoundError,
@@ -151,6 +152,44 @@ def test_a_reader_that_lost_its_session_commits_nothing_over_another() -> None:
                 await late
         await reader.aclose()
         assert await log.get_subscriptions() == {"s": DLSN(1, 3, 0)}
+
+    on_log(body)
+
+
+def test_a_reader_that_is_closed_while_it_locks_again_leaves_no_lock() -> None:
+    """Its session was lost; its lock is made at any turn of the loop after the close began."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        wrapped: list[InterruptedStore] = []
+
+        def wrap(store: SimulatedStore) -> MetadataStore:
+            wrapped.append(InterruptedStore(store))
+            return cast("MetadataStore", wrapped[0])
+
+        other = await (await cluster.open("b", wrap=wrap)).open_log("clicks")
+        for turns in range(10):
+            reader = await other.open_reader(subscriber="s")
+            cluster.stores["b"].expire()
+            is_asked, may_go_on = asyncio.Event(), asyncio.Event()
+
+            async def wait(
+                is_asked: asyncio.Event = is_asked, may_go_on: asyncio.Event = may_go_on
+            ) -> None:
+                is_asked.set()
+                await may_go_on.wait()
+
+            wrapped[0].before_each("create", wait)
+            reading = asyncio.create_task(reader.read_bulk(1))
+            await is_asked.wait()
+            wrapped[0].disarm()
+            closing = asyncio.create_task(reader.aclose())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            may_go_on.set()
+            await closing
+            with pytest.raises(AlreadyClosedError):
+                await reading
+            await (await log.open_reader(subscriber="s")).aclose()
 
     on_log(body)
 

@@ -9,15 +9,18 @@ import pytest
 
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
+    CorruptMetadataError,
     EndOfStreamError,
     LogModeError,
     LogNotReadyError,
     OwnershipAcquireFailedError,
+    WriteError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.body import batch_of
 from dlcore.log.staging import commit as asking
 from dlcore.log.writing import turns as giving
+from dlcore.log.writing.lock import LockNode
 from dlcore.log.writing.producers import Mark, Producers
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import Turn
     from dlcore.log.staging.commit import HeldLog
     from dlcore.log.writing.writer import DirectWriter
 
@@ -225,6 +229,37 @@ def test_an_append_that_dies_in_its_turn_stops_no_writer_for_long(
         await append(await cluster.open("driver"), 1, "staged")
         await writer.aclose()
         assert (await payloads_of(log))[-1] == "staged"
+
+    on_log(body)
+
+
+@pytest.mark.parametrize(
+    "error", [CorruptMetadataError("a newer layout"), RuntimeError("a defect")], ids=repr
+)
+def test_a_writer_that_cannot_give_the_turn_fails(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was paused for the turn; its callers learn it, and the append has the log afterwards."""
+    is_refused = asyncio.Event()
+
+    async def refuse(node: LockNode, before: Turn, turn: Turn) -> bool:
+        is_refused.set()
+        raise error
+
+    monkeypatch.setattr(LockNode, "set_turn", refuse)
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        writer = await proxied(cluster)
+        await writer.write(record(1))
+        driver = await cluster.open("driver")
+        committing = asyncio.create_task(append(driver, 1, "staged"))
+        await is_refused.wait()
+        await writer.wait_for_capacity()
+        with pytest.raises(WriteError, match=str(error)):
+            writer.write(record(2))
+        await writer.abort()
+        await committing
+        assert await payloads_of(log) == ["x", "staged"]
 
     on_log(body)
 

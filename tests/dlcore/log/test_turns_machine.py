@@ -11,9 +11,12 @@ import pytest
 
 from dlcore.base.errors import (
     AlreadyClosedError,
+    CorruptMetadataError,
+    DLError,
     EndOfStreamError,
     LogNotFoundError,
     MetadataConnectionError,
+    UnexpectedError,
 )
 from dlcore.base.machines import CallFailed
 from dlcore.log.metadata.changes import SegmentLimits, plan_append
@@ -24,6 +27,7 @@ from dlcore.log.writing.turns import (
     TURN_S,
     After,
     AskForUpkeep,
+    Broken,
     Call,
     Effect,
     Event,
@@ -45,6 +49,7 @@ from tests.fixtures.log_states import staged
 
 AWAY = MetadataConnectionError("no answer")
 CLOSED = AlreadyClosedError("closed")
+DEFECT = UnexpectedError("broke")
 GIVE = SetTurn("asked", "given")
 REVOKE = SetTurn("given", "free")
 LATE = Note("an append did not use its turn")
@@ -204,6 +209,60 @@ def test_a_writer_that_ends_gives_no_more_turns() -> None:
     assert bench.handle(CallFailed(gone)) == [FailWriter(gone), over]
 
 
+def test_a_paused_writer_fails_if_no_more_turns_are_given() -> None:
+    """Else it would take no records, and its callers would wait for ever."""
+    set_ = TurnSet(True)
+    waits: dict[TurnState, list[Event]] = {
+        TurnState.GIVING: [],
+        TurnState.CHECKING: [set_],
+        TurnState.REVOKING: [set_, Looked(holder("given"), 0.0), TurnDue(1)],
+        TurnState.RETURNING: [set_, Looked(holder("free"), 0.0)],
+    }
+    damaged = CorruptMetadataError("a newer layout")
+    for state, events in waits.items():
+        for last in (CallFailed(damaged), Broken(DEFECT)):
+            bench = Bench()
+            bench.asked()
+            for event in (Signal.PAUSED, *events):
+                bench.handle(event)
+            assert bench.machine.state is state
+            assert bench.handle(last) == over(last.error, is_held=True)
+
+
+def over(error: DLError, *, is_held: bool) -> list[Effect]:
+    """Return the last effects; `is_held`: with the writer's failure."""
+    note = Note("no more turns are given", error)
+    return [FailWriter(error), note] if is_held else [note]
+
+
+def test_a_defect_fails_only_a_writer_that_may_be_paused() -> None:
+    """Nothing else happens after it, whatever was under way."""
+    broken = Broken(DEFECT)
+    begun: dict[TurnState, list[Event]] = {
+        TurnState.FREE: [],
+        TurnState.LOOKING: [Signal.CHANGED],
+        TurnState.PARTING: [Signal.CHANGED, Looked(holder("asked"), 0.0)],
+    }
+    held = {TurnState.PARTING, TurnState.GIVEN}
+    for state, events in begun.items():
+        bench = Bench()
+        for event in events:
+            bench.handle(event)
+        assert bench.machine.state is state
+        assert bench.handle(broken) == over(broken.error, is_held=state in held)
+    given, resting = Bench(), Bench()
+    given.given()
+    resting.given()
+    resting.handle(Signal.CHANGED)
+    resting.look("free")
+    resting.returned(now=0.0)
+    for bench in (given, resting):
+        is_held = bench.machine.state in held
+        assert bench.handle(broken) == over(broken.error, is_held=is_held)
+        for late in (broken, Signal.CHANGED, Signal.REST_DUE, TurnDue(1), TurnSet(True)):
+            assert bench.handle(late) == []
+
+
 def test_extents_since_the_last_turn_may_be_worth_a_merge() -> None:
     """The request names their segment, once."""
     limits, at = SegmentLimits(size_bytes_max=1, age_max_ms=10**9), EMPTY
@@ -238,7 +297,7 @@ class Life:
         self.rng = rng
         self.bench = Bench()
         self.turn: Turn = "free"
-        self.is_paused = False
+        self.is_paused = self.has_failed = False
         self.now = 0.0
         self.calls: list[Effect] = []
         self.timers: list[After] = []
@@ -256,11 +315,14 @@ class Life:
             # The promise: an append that commits in its turn finds no open extent.
             assert self.turn != "given" or self.is_paused
             assert len(self.calls) <= 1, "one call at a time"
+            assert after is not TurnState.OVER or self.has_failed or not self.is_paused
         return {(one, other) for one, other in made if other in TRANSITIONS.causes[one]}
 
     def step(self) -> list[Effect]:
         """Let an append act, a timer end, or a call be answered; return the effects."""
         rng = self.rng
+        if rng.random() < 0.003:
+            return self.bench.handle(Broken(DEFECT))
         match rng.randrange(6):
             case 0:
                 # An append asks, or commits in its turn, or leaves it unused.
@@ -300,6 +362,8 @@ class Life:
                 self.calls.append(effect)
             case After():
                 self.timers.append(effect)
+            case FailWriter():
+                self.has_failed = True
             case StepBack():
                 # A turn that is still given is of an append that the version of the head refuses.
                 self.is_paused = False

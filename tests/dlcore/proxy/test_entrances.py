@@ -22,7 +22,7 @@ from dlcore.base.access.rights import Right
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.entrances import ENTRANCES
-from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.metadata.segment import StagedExtent
 from dlcore.proxy.service import FLIGHT
 from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, Stream, data_of, with_proxies
 from tests.fixtures.tokens import Issuer
@@ -355,7 +355,7 @@ def test_a_call_that_ends_without_an_answer_is_in_the_audit_log(
     async def scenario(served: Proxies) -> None:
         client = await served.start(**settings)
         with monkeypatch.context() as patched:
-            patched.setattr(DirectNamespace, "create_log", fail)
+            patched.setattr(DirectNamespace, "_create_log", fail)
             status = await User(client, issuer.token()).status_of("DoAction/create", {"log": "x"})
         assert status == "UNKNOWN"
 

@@ -331,6 +331,20 @@ def test_a_lost_stream_says_how_much_was_acknowledged_before_the_owner_drained()
     asyncio.run(scenario())
 
 
+def test_a_forwarder_drains_with_the_bytes_of_an_owner() -> None:
+    """A client needs one parser: both send the struct of the protocol, without spaces."""
+
+    async def scenario() -> None:
+        context: Any = Sender()
+        relay = Relay(context, Ended(), "grpc://owner:1", lambda _: contextlib.nullcontext())
+        relay.end()
+        with contextlib.suppress(LogNotReadyError):
+            await relay.run(b"")
+        assert context.next_reply[-1].app_metadata == b'{"draining":{"location":"grpc://owner:1"}}'
+
+    asyncio.run(scenario())
+
+
 def test_a_client_that_goes_leaves_nothing_at_either_proxy() -> None:
     """Its stream at the owner ends with its own, and makes room for the next one."""
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from dlcore.base.ids import DLSN
-from dlcore.flight.planning import unpack_snapshots
+from dlcore.log.reading.scan import unpack_snapshots
 from dlcore.proxy.reading import planning
 from tests.fixtures.memory_namespace import record
 from tests.fixtures.served_proxies import Proxies, with_proxies

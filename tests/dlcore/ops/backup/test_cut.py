@@ -21,7 +21,6 @@ import pytest
 from msgspec.structs import replace as changed
 
 from dlcore.base.config import LogSettings
-from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.values import (
     Chunk,
     LogHead,
@@ -31,6 +30,7 @@ from dlcore.log.metadata.values import (
     StoredSettings,
 )
 from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.log.upkeep.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Versioned

@@ -25,6 +25,7 @@ from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.ops.cli.app import EXIT_FAILED
 from dlcore.sync import open_namespace
 from tests.fixtures.aio import run
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import sample
 from tests.fixtures.shell import leaves, paths
 
@@ -166,7 +167,7 @@ def run_many(
     """Run commands with (output, arguments); return their exit codes and lines of errors."""
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.dlcore.ops.cli.many_commands", str(folder), str(LIMIT_S)],
+        [LOADED_PYTHON, "-m", "tests.dlcore.ops.cli.many_commands", str(folder), str(LIMIT_S)],
         input=json.dumps(wanted),
         capture_output=True,
         text=True,

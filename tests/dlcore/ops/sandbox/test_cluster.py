@@ -146,6 +146,7 @@ def test_a_sandbox_starts_inside_a_running_loop() -> None:
     async def scenario() -> None:
         with Sandbox(1, autorecovery=False) as sandbox:  # blocking, as a notebook's cell is
             assert sandbox.bookies[0].is_running
+            assert sandbox.is_running
         await asyncio.sleep(0)
 
     asyncio.run(scenario())

@@ -149,16 +149,18 @@ def test_certificates_are_named_after_place_and_role() -> None:
         ({"hosts": ("a..b",)}, "host='a..b'"),
         ({"hosts": ("a" * 51,)}, "at most 50 letters"),
         ({"clients": ("::1",)}, "client='::1'"),
-        ({"remote_clients": ("a/b",)}, "client='a/b'"),
+        ({"remote_clients": ("a/b",)}, "remote_client='a/b'"),
         ({"hosts": (), "remote_clients": ("a",)}, "remote_client='a': expected the hosts"),
-        ({"folder": "relative"}, "folder='relative': expected an absolute path"),
-        ({"installed": "relative"}, "installed='relative'"),
+        ({"folder": "relative"}, "^folder='relative': expected an absolute path [^;]*$"),
+        ({"installed": "relative"}, "install_dir='relative'"),
         ({"data_dir": ""}, "data_dir=''"),
         ({"data_dir": "/a\nb"}, "of printable characters"),
         ({"proxy_port": 0}, "proxy_port=0"),
+        ({"data_dir": "x", "hosts": ("a/b", "..")}, "host='a/b': .*; host='..': .*; data_dir='x'"),
+        ({"uri": "http://zk/dlog", "clients": ("a/b",)}, "client='a/b': .*; invalid namespace URI"),
     ],
 )
 def test_a_wrong_plan_is_refused(values: dict[str, Any], message: str) -> None:
-    """The error names the value and what would be right."""
+    """The error names each wrong value and what would be right."""
     with pytest.raises(ConfigurationError, match=message):
         plan_of(**values)

@@ -17,8 +17,8 @@ from dlcore.base.errors import DLError, LogNotFoundError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.log.metadata.values import Chunk, LogHead, SegmentEnd, StagedLedger
+from dlcore.log.upkeep.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.metadata.stored import decode
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merger import LogMerger

@@ -21,8 +21,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.features import REDACTION
 from dlcore.log.metadata.redactions import digest_of
-from dlcore.log.metadata.staged import drop_merged, list_staged, settle
 from dlcore.log.upkeep.forks import fork_log
+from dlcore.log.upkeep.staged import drop_merged, list_staged, settle
 from dlcore.log.writing.producers import Producers
 from dlcore.metadata import binding
 from dlcore.ops.upkeep import redactor as redactor_module

@@ -142,7 +142,7 @@ def test_a_round_of_a_worker_names_the_tables_that_it_cannot_keep(
         await scene.write()
         write_deltalake(scene.url, pa.table({"x": [1]}))
 
-        async def tell(_: str, troubles: Any) -> None:
+        async def tell(_: str, troubles: Any, **_about: str) -> None:
             reported.extend(troubles.found)
 
         monkeypatch.setattr(scene.worker._repairs, "tell", tell)

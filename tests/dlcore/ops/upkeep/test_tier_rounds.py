@@ -12,11 +12,13 @@ import pytest
 from dlcore.base.background import side_tasks
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import ConfigurationError, ObjectStoreError
-from dlcore.base.isolating import Troubles
+from dlcore.base.isolating import TROUBLES_MAX, Troubles
 from dlcore.base.records import LogRecord
 from dlcore.metadata import binding
 from dlcore.metadata.cluster_settings import ClusterSettingsStore
 from dlcore.metadata.port import ANY_VERSION, Put
+from dlcore.ops.autorecovery.listing import RepairList
+from dlcore.ops.autorecovery.maintenance import Maintenance
 from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.live_settings import require_allowed
 from dlcore.ops.upkeep import worker as upkeep_worker
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlcore.backends.direct.log import DirectLog
+    from dlcore.log.metadata.values import LogKey
     from dlcore.metadata.cluster_settings import Value
     from dlcore.metadata.port import Versioned
     from dlcore.wire.frames import BytesLike
@@ -427,3 +430,44 @@ def test_a_log_that_fails_between_rounds_delays_no_other(monkeypatch: pytest.Mon
             await tiered_soon(scene, log, segments=3)
 
     on_tier_scene(body, appends=1)
+
+
+def test_workers_do_not_hide_what_another_one_left_out() -> None:
+    """Each has a part of the logs; the node that all shared in 0.2.0 goes."""
+
+    async def body(scene: TierScene) -> None:
+        first, context = scene.merging, scene.merging.log_context
+        before = Troubles()
+        before.note("of another release", ObjectStoreError("lost"))
+        repairs = RepairList(context.store, context.paths, context.clock)
+        await repairs.tell("tiers", before)
+        scene.objects.failing["put_new"] = ["lost"] * 99
+        await LogUpkeep.of(first, CONFIG_OF_TIERS).tier()
+        await scene.open_merging()
+        lock = context.paths.upkeep_lock(scene.log.log_id)
+        await scene.namespace.log_context.store.create(lock, b"another", ephemeral=True)
+        worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS)
+        await worker.tier()
+        maintenance = Maintenance(scene.namespace.ports)
+        (text,) = (await maintenance.read_status()).left_out
+        assert text.startswith("tiering log clicks: ObjectStoreError: ")
+        with patch.object(TierRounds, "_visit", note_many):
+            await worker.tier()
+        status = await maintenance.read_status()
+        assert status.left_out.count(text) == 1
+        assert len(status.left_out) == 1 + TROUBLES_MAX + 1
+        assert status.left_out[-1] == "5 more, which the logs of auto-recovery name"
+        await first.aclose()
+        await worker.tier()
+        assert (await maintenance.read_status()).left_out == []
+
+    on_tier_scene(body, appends=1)
+
+
+async def note_many(
+    _: TierRounds, due: Sequence[tuple[str, LogKey]], troubles: Troubles, *, is_early: bool
+) -> int:
+    """Fail for many logs."""
+    for number in range(TROUBLES_MAX + 5):
+        troubles.note(f"log {number}", ObjectStoreError("lost"))
+    return 0
