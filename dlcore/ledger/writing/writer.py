@@ -18,6 +18,7 @@ from dlcore.base.errors import (
     EntryTooLargeError,
     LedgerClosedError,
     NotEnoughBookiesError,
+    copied,
 )
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import ReplacementSearch
@@ -131,7 +132,7 @@ class _Waiters:
     def answer_close(self, error: DLError | None) -> None:
         """Answer the close."""
         assert self._close is not None
-        answer(self._close, error and error.copied())
+        answer(self._close, error and copied(error))
 
 
 class AppenderDriver:
@@ -563,7 +564,7 @@ class LedgerWriter:
 
     def _raise_if_failed(self) -> None:
         if self._appender.error is not None:
-            raise self._appender.error.copied()
+            raise copied(self._appender.error)
 
     def tell_lac(self) -> None:
         """Tell the LAC to the bookie that followers listen to, unless an add is under way.
@@ -581,6 +582,6 @@ def _answer(future: asyncio.Future[int], entry_id: int, error: DLError | None) -
     if error is None:
         future.set_result(entry_id)
         return
-    future.set_exception(error.copied())
+    future.set_exception(copied(error))
     # Mark it as retrieved: a caller that only flushes gets the failure there.
     future.exception()
