@@ -27,7 +27,7 @@ KNOWN = {
         "the call and its answer come and go together; schema and close are the caller's order"
     ),
     "dlcore/ledger/metadata/registry.py BookieRegistry": (
-        "a cache and its one reading; whoever waits for a change takes the event of then"
+        "a cache and its one reading; a call that waits for a change takes the event of then"
     ),
     "dlcore/log/reading/watching.py LogWatch": (
         "an end that is final, beside the one look of `NameLooks`, which decides"

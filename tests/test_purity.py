@@ -115,7 +115,7 @@ def test_the_contracts_name_every_pure_module() -> None:
 
 
 def test_machines_take_events_and_values_do_not() -> None:
-    """What `handle` takes an event in is a machine; tests ask more of its shape."""
+    """A module with a method `handle` has a machine, of whose shape tests ask more."""
     takes = {each: takes_events(each) for each in pure_modules()}
     assert [each for each in machine_modules() if not takes[each]] == []
     assert [each for each in value_modules() if takes[each]] == []
