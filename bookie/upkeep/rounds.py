@@ -112,7 +112,6 @@ class Upkeep:
             dropped = await self.core.files.drop_dead()
             self.freed_bytes += sum(dropped.values())
         return GarbageReport(
-            ledgers_seen=len(seen),
             ledgers_deleted=len(deleted),
             files_deleted=len(dropped),
             bytes_freed=sum(dropped.values()),

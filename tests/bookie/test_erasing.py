@@ -180,7 +180,6 @@ def test_the_brake_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
             async def collect() -> GarbageReport:
                 return garbage.GarbageReport(
-                    ledgers_seen=0,
                     ledgers_deleted=0,
                     files_deleted=0,
                     bytes_freed=0,

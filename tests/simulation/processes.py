@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import BookieCookie
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
+    from tests.fixtures.simulated_store import SimulatedTree
     from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
     from tests.simulation.network import Network
     from tests.simulation.plan import BookieSettings
@@ -68,7 +68,7 @@ class SimBookie:
         *,
         rng: random.Random,
         network: Network,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         paths: NamespacePaths,
         clock: Clock,
         trace: Trace,

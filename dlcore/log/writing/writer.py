@@ -66,7 +66,6 @@ from dlcore.metadata.one_node import NodeFollower
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from types import TracebackType
 
     import pyarrow as pa
 
@@ -504,12 +503,7 @@ class DirectWriter(AsyncLogWriter):
         self.report_unwritten(reason)
         await self.abort()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object = None, error: object = None, *_: object) -> None:
         try:
             await self.aclose()
         except WriteError:

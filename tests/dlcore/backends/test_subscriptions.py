@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.flight.log import FlightLog
     from dlcore.flight.needs import Pass
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 
 async def both(served: Proxies, count: int = 5) -> tuple[DirectLog, FlightLog]:
@@ -262,7 +262,7 @@ def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         wrapped: list[InterruptedStore] = []
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             wrapped.append(InterruptedStore(store))
             return cast("MetadataStore", wrapped[0])
 

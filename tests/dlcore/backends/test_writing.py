@@ -30,12 +30,12 @@ from dlcore.base.records import LogRecord
 from dlcore.flight import producer_client
 from dlcore.flight.calls import send_reply
 from dlcore.log.metadata.values import LogKey
-from dlcore.metadata.memory import MemoryStore
 from dlcore.proxy.writing import producer_driver as server_driver
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.aio import cancel_after
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
+from tests.fixtures.simulated_store import SimulatedStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -210,7 +210,7 @@ def test_a_session_is_lost_under_a_writer() -> None:
                 if done % 40 == 10:
                     for namespace in served.namespaces:
                         store = namespace.log_context.store
-                        assert isinstance(store, MemoryStore)
+                        assert isinstance(store, SimulatedStore)
                         store.expire()
         assert await payloads(served) == [b"%d" % number for number in range(200)]
 

@@ -23,8 +23,8 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, recor
 
 if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 
 async def write(log: DirectLog, count: int = 5) -> None:
@@ -131,7 +131,7 @@ def test_a_reader_that_is_closed_while_it_locks_again_leaves_no_lock() -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         wrapped: list[InterruptedStore] = []
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             wrapped.append(InterruptedStore(store))
             return cast("MetadataStore", wrapped[0])
 
@@ -293,7 +293,7 @@ def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
         await write(log)
         wrapped: list[InterruptedStore] = []
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             wrapped.append(InterruptedStore(store))
             return cast("MetadataStore", wrapped[0])
 

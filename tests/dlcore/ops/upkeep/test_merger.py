@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.staging.writer import DirectStagingWriter
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 CONFIG = LogConfig(
     quorum=QuorumConfig(), lock_timeout_s=0, entry_bytes=64 * 1024, segment_bytes_max=60_000
@@ -90,7 +90,7 @@ class Scene:
         self._processes += 1
         name = self.merging_name = f"merging-{self._processes}"
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             self.store = InterruptedStore(store)
             return cast("MetadataStore", self.store)
 
