@@ -297,6 +297,13 @@ class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, Distribut
 
     @override
     async def _stream_end(self) -> tuple[int, bool]:
+        return await self.find_stream_end()
+
+    async def find_stream_end(self) -> tuple[int, bool]:
+        """Return where the readable bytes of a stream end, and whether the stream is sealed.
+
+        Raises: SchemaMismatchError: the log is typed.
+        """
         self._require_open()
         self._require_typed(typed=False)
         snapshot = await take_last(self._context, self._log)

@@ -52,7 +52,7 @@ from dlcore.log.metadata.commit_records import last_version, list_commits
 from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
-from dlcore.log.metadata.store import LogStore, persistently
+from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.reading.rows_reader import AsyncLogReader
 from dlcore.log.reading.schemas import find_schemas, find_targets
@@ -60,9 +60,11 @@ from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.reading.watching import LogWatch
 from dlcore.log.tidying import Tidier
+from dlcore.log.typed.arrow import first_schema
 from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import SessionState
 
@@ -406,6 +408,21 @@ class DirectNamespace(
         super().__init__(uri, ports, context, keys)
         self._cluster_settings = cluster_settings
 
+    async def create_identified(
+        self, name: str, *, log_id: str | None, settings: LogSettings, schema: Any
+    ) -> None:
+        """Create a log with the id that a client chose, or with a new one.
+
+        A proxy calls it.  By the id it knows the request of a client that repeats it.
+        """
+        await self._create_log(
+            validate_log_name(name),
+            config=None,
+            settings=settings,
+            schema=first_schema(schema),
+            log_id=log_id,
+        )
+
     @override
     async def _create_log(
         self,
@@ -414,7 +431,7 @@ class DirectNamespace(
         config: LogConfig | None,
         settings: LogSettings,
         schema: LogSchema | None,
-        log_id: str | None = None,  # of a client that may repeat its request to a proxy
+        log_id: str | None = None,
     ) -> None:
         self._require_open()
         metadata = LogMetadata(
@@ -445,11 +462,13 @@ class DirectNamespace(
         await (await self.open_log(name)).rename(new_name)
 
     @override
-    async def fork_log(self, name: str, new_name: str, *, at: DLSN | None = None) -> DLSN:
+    async def fork_log(
+        self, name: str, new_name: str, *, at: DLSN | None = None, log_id: str | None = None
+    ) -> DLSN:
         from dlcore.log.upkeep.forks import fork_log  # seldom
 
         self._require_open()
-        return await fork_log(self.log_context, name, new_name, at=at)
+        return await fork_log(self.log_context, name, new_name, at=at, log_id=log_id)
 
     @override
     async def log_exists(self, name: str) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import MetadataVersionError, NoNodeError
 from dlcore.log.metadata.commits import CommitStatus
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import BUCKETS, unescape
 from dlcore.metadata.stored import decode, decode_or_tell
 

@@ -17,7 +17,6 @@ from dlcore.base.errors import (
 from dlcore.base.features import own_release
 from dlcore.base.ids import require_identity
 from dlcore.base.machines import run_to_end
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.reading.holding import (
     AwaitLock,
@@ -44,6 +43,7 @@ from dlcore.log.reading.holding import (
     Work,
     seen_in,
 )
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import UNANSWERED, Delete, SessionState
 from dlcore.metadata.stored import decode, encode

@@ -21,7 +21,6 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.base.machines import Pause, run_to_end
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.commit import (
@@ -43,6 +42,7 @@ from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.upkeep.requests import ask_for_upkeep
 from dlcore.log.upkeep.staged import drop, list_staged, read_staged, settle
 from dlcore.metadata.attempts import Store
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import decode
 

@@ -19,7 +19,6 @@ from dlcore.base.errors import (
     UnexpectedError,
 )
 from dlcore.base.features import own_release
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.writing.ownership import (
     Acquire,
@@ -40,6 +39,7 @@ from dlcore.log.writing.ownership import (
     Signal,
     Verified,
 )
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.port import UNANSWERED, Check, Create, Delete, Put, SessionState, Unsubscribe
 from dlcore.metadata.stored import decode, encode
 

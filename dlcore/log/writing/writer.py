@@ -26,7 +26,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batcher import parts_of
-from dlcore.log.entries.batches import byte_log_batch
+from dlcore.log.entries.batches import byte_log_batch, timed_rows
 from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.reading.rows_reader import ReadStart
@@ -407,6 +407,11 @@ class DirectWriter(AsyncLogWriter):
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> Any:
         txid = present_txid(now_ms=self._context.clock.now_ms(), last_txid=last_txid)
         return byte_log_batch(batch, assigned_txid=txid)
+
+    async def fitted_latest(self, batch: pa.RecordBatch) -> Any:
+        """Return a batch as entries hold it; rows without transaction ids get the present time."""
+        now_ms = self._context.clock.now_ms()
+        return timed_rows(batch, now_ms=now_ms, last_txid=self.last_txid)
 
     @override
     def write_fitted(
