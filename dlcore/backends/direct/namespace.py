@@ -415,13 +415,8 @@ class DirectNamespace(
 
         A proxy calls it.  By the id it knows the request of a client that repeats it.
         """
-        await self._create_log(
-            validate_log_name(name),
-            config=None,
-            settings=settings,
-            schema=first_schema(schema),
-            log_id=log_id,
-        )
+        name, first = validate_log_name(name), first_schema(schema)
+        await self._create_log(name, config=None, settings=settings, schema=first, log_id=log_id)
 
     @override
     async def _create_log(

@@ -28,7 +28,7 @@ from dlcore.backends.flight.streams import (
 )
 from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.base.clock import SystemClock
-from dlcore.base.errors import AlreadyClosedError, ConfigurationError, WriteError
+from dlcore.base.errors import ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
 from dlcore.flight.actions import AppendRequest
@@ -82,7 +82,6 @@ class FlightStagingWriter(StagingWriter):
         self._target = StagingTarget(identity, shared)
         self._patience_s = patience_s
         self._tasks = BackgroundTasks(reported_to_callers)
-        self._closed = False
         self._forget()
 
     def __repr__(self) -> str:
@@ -100,10 +99,6 @@ class FlightStagingWriter(StagingWriter):
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         for log, batch in parts:
             await self.write_batch(log, batch)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise AlreadyClosedError(f"the staging writer of {self._target.staging!r} is closed")
 
     @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
@@ -240,7 +235,7 @@ class FlightStagingWriter(StagingWriter):
 
     @override
     async def aclose(self, *, delete: bool = False) -> None:  # proxies delete by themselves
-        self._closed = True
+        self._end()
         await self.discard()
 
 

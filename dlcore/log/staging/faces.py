@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.config import require, require_bounded, require_kind
+from dlcore.base.errors import AlreadyClosedError
 from dlcore.base.ids import require_identity
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 
@@ -31,7 +32,17 @@ class StagingWriter(AsyncClosing):
     """
 
     def __init__(self, identity: str) -> None:
-        require_identity("identity", identity)
+        self._identity = require_identity("identity", identity)
+        self._closed = False
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
+
+    def _end(self) -> bool:
+        """Refuse all further calls; return whether it was closed already."""
+        was_closed, self._closed = self._closed, True
+        return was_closed
 
     @abstractmethod
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:

@@ -18,7 +18,6 @@ from msgspec.structs import asdict, replace
 from typing_extensions import override
 
 from dlcore.base.errors import (
-    AlreadyClosedError,
     ConfigurationError,
     DLError,
     MetadataVersionError,
@@ -208,7 +207,6 @@ class DirectStagingWriter(StagingWriter):
     ) -> None:
         super().__init__(identity)
         self._context = context
-        self._identity = identity
         self._limits = SegmentLimits.of(config)
         self._logs = _KnownLogs(context.logs, config)
         self._parts: dict[str, _Part] = {}
@@ -216,7 +214,6 @@ class DirectStagingWriter(StagingWriter):
         self._lanes: dict[QuorumConfig, _Lane] = {}
         self._staged = _StagedLedgers(context, owner, identity)
         self._error: DLError | None = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<StagingWriter identity={self._identity!r} logs={len(self._logs.by_name)}>"
@@ -406,14 +403,12 @@ class DirectStagingWriter(StagingWriter):
                 f"staging for {self._identity!r} failed: {type(self._error).__name__}: "
                 f"{self._error}"
             ) from self._error
-        if self._closed:
-            raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
+        self._require_open()
 
     @override
     async def aclose(self, *, delete: bool = False) -> None:
-        if self._closed:
+        if self._end():
             return
-        self._closed = True
         if self._context.lifetime.has_ended:
             return  # its ledgers were abandoned, and are settled like those of a dead process
         for lane in self._lanes.values():
