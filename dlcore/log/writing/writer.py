@@ -27,6 +27,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batcher import parts_of
 from dlcore.log.entries.batches import byte_log_batch
+from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.upkeep.removal import remove_truncated
@@ -391,7 +392,8 @@ class DirectWriter(AsyncLogWriter):
 
     @override
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> Any:
-        return byte_log_batch(batch)
+        now_ms = self._context.clock.now_ms()
+        return byte_log_batch(batch, assigned_txid=present_txid(now_ms=now_ms, last_txid=last_txid))
 
     @override
     def write_fitted(
