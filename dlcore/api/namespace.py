@@ -255,8 +255,8 @@ class AccessRules(OpenedNamespace):
 class ClusterView(OpenedNamespace):
     """The bookies and ledgers below all logs, and this client's work with them.
 
-    Only a client that reaches the bookies itself sees them: over proxies each call raises
-    UnsupportedError.
+    Only a client that reaches the bookies itself sees them: over proxies each call but
+    `get_proxies` raises UnsupportedError.
     """
 
     def get_statistics(self) -> NamespaceStatistics:
@@ -274,6 +274,13 @@ class ClusterView(OpenedNamespace):
         Raises: UnsupportedError over proxies, which have metrics themselves.
         """
         self._unsupported("get_collector")
+
+    @abstractmethod
+    async def get_proxies(self) -> list[str]:
+        """Return the locations of the live proxies of the namespace, sorted.
+
+        Raises: MetadataError.
+        """
 
     async def get_bookies(self) -> list[BookieRegistration]:
         """Return the bookies that are registered now.

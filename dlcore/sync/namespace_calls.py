@@ -263,6 +263,13 @@ class ClusterViewCalls(OpenedNamespaceCalls):
         """
         return self._call_on_loop(lambda: self._namespace.get_collector())
 
+    def get_proxies(self) -> list[str]:
+        """Return the locations of the live proxies of the namespace, sorted.
+
+        Raises: MetadataError.
+        """
+        return self._call(self._namespace.get_proxies())
+
     def get_bookies(self) -> list[BookieRegistration]:
         """Return the bookies that are registered now.
 

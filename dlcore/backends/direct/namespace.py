@@ -65,7 +65,7 @@ from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
 from dlcore.metadata.one_node import persistently
-from dlcore.metadata.paths import NamespacePaths, parse_uri
+from dlcore.metadata.paths import NamespacePaths, parse_uri, unescape
 from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
@@ -316,6 +316,12 @@ class DirectClusterView(DirectOpenedNamespace, ClusterView):
 
         self._require_open()
         return SampleCollector(METRICS, partial(samples, self.log_context, self.get_statistics))
+
+    @override
+    async def get_proxies(self) -> list[str]:
+        self._require_open()
+        nodes = await self.ports.store.get_children(self.ports.paths.proxies, fresh=True)
+        return sorted(map(unescape, nodes or ()))
 
     @override
     async def get_bookies(self) -> list[BookieRegistration]:

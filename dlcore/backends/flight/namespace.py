@@ -27,6 +27,7 @@ from dlcore.flight.requests import (
     CreateRequest,
     ForkRequest,
     LogRequest,
+    NoRequest,
     RulesRequest,
 )
 from dlcore.log.metadata.values import LogKey
@@ -193,6 +194,10 @@ class FlightNamespace(Namespace):
         request = RulesRequest(add=texts_of(add), remove=texts_of(remove))
         require_present(await self.get_access_rules(), request.remove)
         return (await planning.act(self._calls, actions.ACCESS_RULES, request)).rules
+
+    @override
+    async def get_proxies(self) -> list[str]:
+        return (await planning.act(self._calls, actions.PROXIES, NoRequest())).locations
 
     @override
     async def log_exists(self, name: str) -> bool:

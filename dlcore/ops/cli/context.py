@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlcore.base.config import SESSION_TIMEOUT_S, LedgerClientConfig
-from dlcore.base.errors import DLError
+from dlcore.base.errors import DLError, UnsupportedError
 from dlcore.base.log_lines import JsonLines, Process
 from dlcore.base.settings import (
     FILE_VARIABLE,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.access.tls import TlsFiles
     from dlcore.base.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.config import LogConfig
     from dlcore.sync import Namespace
 
 DEBUG_KEY = "debug"
@@ -293,17 +294,15 @@ def namespace_uri() -> str:
     """Return the namespace that --uri or DLOG_URI names.
 
     Raises:
-        click.UsageError: neither is given, or an endpoint is given, and the command does not work
-            with one.
+        click.UsageError: neither is given.
+        UnsupportedError: an endpoint is given.
     """
     context = click.get_current_context()
-    if namespace_endpoint() is not None:
-        raise click.UsageError(
-            f"{context.command_path} needs ZooKeeper and bookies: give --uri and no --endpoint; "
-            "with --endpoint work log create, list, show, schema, count, position, lag, "
-            "subscriptions, settings, retention, write, tail, dump, truncate, seal, rename and "
-            "delete, and acl",
-            context,
+    endpoint = namespace_endpoint()
+    if endpoint is not None:
+        raise UnsupportedError(
+            f"{endpoint}: {context.command_path} needs ZooKeeper and bookies, which proxies do not "
+            "offer: give --uri and no --endpoint"
         )
     uri = given_settings().get(NAMESPACE_KEY)
     if not uri:
@@ -425,19 +424,23 @@ def ask(what: str, *, yes: bool) -> None:
 
 
 def run_async(
-    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]], *, is_long: bool = False
+    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]],
+    *,
+    is_long: bool = False,
+    config: LogConfig | None = None,
 ) -> _Result:
     """Run `work` with the namespace, open meanwhile, on its own event loop.
 
-    The namespace is direct, or that of the proxies at --endpoint.  The time limit is --patience,
-    unless the work `is_long`, and prints results or its progress.
+    The namespace is direct, or that of the proxies at --endpoint, whose configuration is used in
+    place of `config`.  The time limit is --patience, unless the work `is_long`, and prints results
+    or its progress.
 
     Raises:
         DLError: `work` failed, or took too long.
     """
     endpoint, tls = namespace_endpoint(), namespace_tls()
     if endpoint is None:
-        return run_direct(work, is_long=is_long)
+        return run_direct(work, is_long=is_long, config=config)
     token = proxy_token()
     from dlcore.backends.flight.namespace import open_namespace
 
@@ -452,12 +455,15 @@ def run_async(
 
 
 def run_direct(
-    work: Callable[[DirectNamespace], Coroutine[Any, Any, _Result]], *, is_long: bool = False
+    work: Callable[[DirectNamespace], Coroutine[Any, Any, _Result]],
+    *,
+    is_long: bool = False,
+    config: LogConfig | None = None,
 ) -> _Result:
     """Run `work` as `run_async` does, for commands that proxies do not offer.
 
     Raises:
-        click.UsageError: --endpoint is given.
+        UnsupportedError: --endpoint is given.
         DLError: `work` failed, or took too long.
     """
     uri, arguments = namespace_uri(), direct_arguments()
@@ -465,7 +471,9 @@ def run_direct(
 
     async def run() -> _Result:
         timeout_s = connect_timeout_s()
-        async with await open_namespace(uri, connect_timeout_s=timeout_s, **arguments) as namespace:
+        async with await open_namespace(
+            uri, connect_timeout_s=timeout_s, config=config, **arguments
+        ) as namespace:
             return await work(namespace)
 
     return asyncio.run(run() if is_long else in_time(run()))

@@ -15,7 +15,14 @@ import click
 
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig, QuorumConfig
-from dlcore.base.errors import ConfigurationError, CorruptMetadataError, LogExistsError
+from dlcore.base.errors import (
+    ConfigurationError,
+    CorruptMetadataError,
+    LogExistsError,
+    LogNotFoundError,
+    UnexpectedError,
+    UnsupportedError,
+)
 from dlcore.base.ids import DLSN, validate_log_name
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.ops.cli.bulk import cat_log, copy_records, purge_log
@@ -24,7 +31,6 @@ from dlcore.ops.cli.context import (
     common_options,
     confirmed,
     lists_names,
-    namespace_endpoint,
     patience,
     require_consent,
     run_async,
@@ -144,23 +150,28 @@ def create_log(
     QA - 1 bookies.
     """
     sizes = (replication_factor, ensemble, write_quorum, ack_quorum)
-    asks_proxies = namespace_endpoint() is not None
-    if asks_proxies and any(size is not None for size in sizes):
-        raise click.UsageError("proxies have their own quorums: give --uri to choose other ones")
-    quorum, schema = _quorum(*sizes), _schema(schema_text, schema_file)
-    config = None if asks_proxies else LogConfig(quorum=quorum)
+    schema, config = _schema(schema_text, schema_file), None
+    if any(size is not None for size in sizes):  # otherwise they are those of the back end
+        config = LogConfig(quorum=_quorum(*sizes))
     name = validate_log_name(log)
+
+    async def create(namespace: Namespace) -> str | None:
+        await namespace.create_log(name, config=config, schema=schema)
+        async with await namespace.open_log(name) as manager:
+            quorum = (await manager.status()).quorum
+            return None if quorum is None else str(quorum)
+
     try:
-        run_async(lambda logs: logs.create_log(log, config=config, schema=schema))
+        quorum = run_async(create)
     except LogExistsError:
         if not if_missing:
             raise
         show_done(f"log {name} is there already", {"log": name, "created": False})
         return
-    if asks_proxies:
+    if quorum is None:  # proxies do not tell theirs
         show_done(f"created log {name}", {"log": name})
     else:
-        show_done(f"created log {name} (E/Qw/Qa {quorum})", {"log": name, "quorum": str(quorum)})
+        show_done(f"created log {name} (E/Qw/Qa {quorum})", {"log": name, "quorum": quorum})
 
 
 def _schema(text: str | None, file: Path | None) -> pa.Schema | None:
@@ -218,18 +229,24 @@ def show_log(log: str) -> None:
     Also how many replicas are missing.
     """
 
-    async def read(namespace: Namespace) -> dict[str, object]:
+    async def read(namespace: Namespace) -> tuple[dict[str, object], str | None]:
         async with await namespace.open_log(log) as manager:
-            return await _fields_of(manager)
+            return await _fields_of(manager), (await manager.get_settings()).table
 
-    async def read_all(namespace: DirectNamespace) -> dict[str, object]:
+    fields, table_format = run_async(read)
+    table = None if table_format is None else _table(log, table_format)
+    show_fields(fields | {"table": table if wants_json() else table_text(table)})
+
+
+def _table(log: str, table_format: str) -> dict[str, object] | None:
+    async def read(namespace: DirectNamespace) -> dict[str, object] | None:
         async with await namespace.open_log(log) as manager:
-            fields = await _fields_of(manager)
-            table = await table_of(namespace, manager, limit_s=patience() / 2)
-        return fields | {"table": table if wants_json() else table_text(table)}
+            return await table_of(namespace, manager, limit_s=patience() / 2)
 
-    # Proxies do not know the table.
-    show_fields(run_direct(read_all) if namespace_endpoint() is None else run_async(read))
+    try:
+        return run_direct(read)
+    except UnsupportedError as error:
+        return {"format": table_format, "error": str(error)}
 
 
 async def _fields_of(log: DistributedLogManager) -> dict[str, object]:
@@ -375,14 +392,12 @@ def seal_log(log: str, *, yes: bool) -> None:
     require_consent(yes=yes)
     ask(f"Seal log {log}: nothing can be written to it afterwards", yes=yes)
 
-    # A direct client would wait for the writer's lock; a proxy has a time-out of its own.
-    config = LogConfig(lock_timeout_s=0) if namespace_endpoint() is None else None
-
     async def seal(namespace: Namespace) -> None:
-        async with await namespace.open_log(log, config=config) as manager:
+        async with await namespace.open_log(log) as manager:
             await manager.mark_end_of_stream()
 
-    run_async(seal)
+    # The user must not wait for a writer's lock.
+    run_async(seal, config=LogConfig(lock_timeout_s=0))
     show_done(f"sealed log {log}", {"log": log})
 
 
@@ -463,12 +478,7 @@ def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
     it remain until `dlog ledger audit --delete`.
     """
     require_consent(yes=yes)
-    if namespace_endpoint() is None or damaged:
-        what = run_direct(lambda namespace: _describe_deletion(namespace, log, damaged))
-    else:
-        records = run_async(lambda namespace: _count(namespace, log, None, None))
-        what = f"Delete log {log} with {records} records"
-    ask(what, yes=yes)
+    ask(_deletion(log, damaged=damaged), yes=yes)
     run_async(
         telling_time("deleting", lambda namespace: namespace.delete_log(log, damaged=damaged)),
         is_long=True,
@@ -476,22 +486,38 @@ def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
     show_done(f"deleted log {log}", {"log": log})
 
 
-async def _describe_deletion(namespace: DirectNamespace, log: str, damaged: bool) -> str:
-    from dlcore.log.forgetting import damage_of
-
-    damage = await damage_of(namespace.log_context, log)
+def _deletion(log: str, *, damaged: bool) -> str:
+    """Return what is deleted, for the user's consent."""
     if damaged:
+        damage = run_direct(lambda namespace: _damage_of(namespace, log))
         return (
             f"Delete log {log} ({damage or 'which is not damaged'}): its metadata, and the ledgers "
             "that it still names; others stay until `dlog ledger audit --delete`"
         )
-    if damage:
-        raise CorruptMetadataError(f"{damage}; --damaged deletes the log as far as it is readable")
-    try:
+
+    async def describe(namespace: Namespace) -> str:
         async with await namespace.open_log(log) as manager:
             snapshot = await manager.get_snapshot()
             records = await manager.get_log_record_count()
-    except CorruptMetadataError as error:  # metadata of one of its ledgers
+        count, size = len(snapshot.segments), sum(each.size_bytes for each in snapshot.segments)
+        return f"Delete log {log} with {records} records in {count} segments, {bytes_text(size)}"
+
+    try:
+        return run_async(describe)
+    except (CorruptMetadataError, LogNotFoundError, UnexpectedError) as error:
+        try:
+            damage = run_direct(lambda namespace: _damage_of(namespace, log))
+        except UnsupportedError:
+            raise error from None  # proxies cannot look closer
+        if damage:
+            raise CorruptMetadataError(
+                f"{damage}; --damaged deletes the log as far as it is readable"
+            ) from error
+        # It is the metadata of one of its ledgers.
         return f"Delete log {log}, whose contents cannot be counted: {error}"
-    size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
-    return f"Delete log {log} with {records} records in {len(snapshot.segments)} segments, {size}"
+
+
+async def _damage_of(namespace: DirectNamespace, log: str) -> str:
+    from dlcore.log.forgetting import damage_of
+
+    return await damage_of(namespace.log_context, log)

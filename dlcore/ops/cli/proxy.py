@@ -27,15 +27,16 @@ from dlcore.ops.cli.context import (
     patience,
     program_settings,
     proxy_token,
-    run_direct,
+    run_async,
     takes_settings,
 )
 from dlcore.ops.cli.output import show_done, show_rows, time_text
 from dlcore.proxy.config import ProxyConfig, proxy_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
+    from dlcore.api.namespace import Namespace
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.flight.actions import Action
@@ -88,28 +89,15 @@ def list_proxies() -> None:
 
     A drained proxy is not listed.  A proxy that was killed stays until its session ends.
     """
-    endpoint, tls, token = namespace_endpoint(), namespace_tls(), proxy_token()
+    tls, token = namespace_tls(), proxy_token()
 
-    async def ask(locations: Iterable[str]) -> list[Answer[ProxyHealth]]:
+    async def read(namespace: Namespace) -> list[Answer[ProxyHealth]]:
         from dlcore.ops.diagnosis.asking import ask_proxies
 
-        return await ask_proxies(locations, tls=tls, token=token)
+        return await ask_proxies(await namespace.get_proxies(), tls=tls, token=token)
 
-    async def read(namespace: DirectNamespace) -> list[Answer[ProxyHealth]]:
-        from dlcore.ops.diagnosis.asking import live_proxies
-
-        return await ask(await live_proxies(namespace.ports))
-
-    async def read_by(calls: Endpoint) -> list[Answer[ProxyHealth]]:
-        from dlcore.backends.flight import planning
-        from dlcore.flight import actions
-        from dlcore.flight.requests import NoRequest
-
-        return await ask((await planning.act(calls, actions.PROXIES, NoRequest())).locations)
-
-    answers = run_direct(read) if endpoint is None else _run_with(endpoint, read_by)
     show_rows(
-        list(map(_proxy_row, answers)),
+        list(map(_proxy_row, run_async(read))),
         columns=("location", "state", "logs", "problem"),
         empty="no proxy is live",
     )

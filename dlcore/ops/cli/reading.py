@@ -20,7 +20,6 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN
 from dlcore.ops.cli.context import (
     common_options,
-    namespace_endpoint,
     note,
     run_async,
     run_direct,
@@ -222,12 +221,8 @@ def tail_log(
     """
     if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
         raise click.UsageError("give one of --from-dlsn, --from-txid and --from-timestamp")
-    config = None
-    if namespace_endpoint() is None:  # a client of proxies waits for --patience
-        config = LogConfig(read_unavailable_timeout_s=unavailable_timeout_s)
     tail = _Tail(
         log=log,
-        config=config,
         follow=follow,
         count=lines,
         dlsn=None if from_dlsn is None else DLSN.parse(from_dlsn),
@@ -235,7 +230,8 @@ def tail_log(
         timestamp_ms=from_timestamp,
         printer=RecordPrinter.of(template=template, raw=raw, delimiter=delimiter, framed=framed),
     )
-    run_async(tail.run, is_long=True)
+    config = LogConfig(read_unavailable_timeout_s=unavailable_timeout_s)
+    run_async(tail.run, is_long=True, config=config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +239,6 @@ class _Tail:
     """The records of a log to show; async, because following is waiting."""
 
     log: str
-    config: LogConfig | None
     follow: bool
     count: int | None
     dlsn: DLSN | None
@@ -252,7 +247,7 @@ class _Tail:
     printer: RecordPrinter
 
     async def run(self, namespace: Namespace) -> None:
-        async with await namespace.open_log(self.log, config=self.config) as log:
+        async with await namespace.open_log(self.log) as log:
             await self._show(log)
 
     async def _show(self, log: DistributedLogManager) -> None:
@@ -349,9 +344,6 @@ def dump_log(
         raise click.UsageError("--entries shows no records: leave out --format, --raw and --framed")
     start = None if from_dlsn is None else DLSN.parse(from_dlsn)
     end = None if to_dlsn is None else DLSN.parse(to_dlsn)
-
-    if entries and namespace_endpoint() is not None:
-        raise click.UsageError("--entries reads from bookies: give --uri and no --endpoint")
 
     async def dump(namespace: Namespace) -> None:
         # The end is fixed at the start: a log that is written faster than it is printed would never

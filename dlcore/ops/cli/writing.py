@@ -11,9 +11,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import click
 
-from dlcore.base.clock import SystemClock
 from dlcore.base.records import LogRecord
-from dlcore.ops.cli.context import common_options, connect, namespace_endpoint
+from dlcore.ops.cli.context import common_options, connect
 from dlcore.ops.cli.framing import DELIMITER, Delimited, Framed, Splitter, Whole
 from dlcore.ops.cli.output import Progress, show_done
 
@@ -181,28 +180,15 @@ def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
         if schema is not None:
             yield _rows_writer(writer, schema, numbered=numbered)
             return
-        write_now = _timed(writer) if namespace_endpoint() is None else _timed_by_proxies(writer)
 
         def write_numbered(records: list[bytes], count: int) -> None:
             writer.write_bulk(_numbered(records, count))
 
-        yield _Writer(write_numbered if numbered else write_now, writer.commit)
+        yield _Writer(write_numbered if numbered else _timed(writer), writer.commit)
 
 
 def _timed(writer: LogWriter) -> Callable[[list[bytes], int], None]:
-    """Return a writer of records with the time as transaction id."""
-    clock, txid_floor = SystemClock(), 0  # the clock may step back, transaction ids must not
-
-    def write(records: list[bytes], _: int) -> None:
-        nonlocal txid_floor
-        txid_floor = max(txid_floor, clock.now_ms())
-        writer.write_bulk(LogRecord(txid=txid_floor, payload=record) for record in records)
-
-    return write
-
-
-def _timed_by_proxies(writer: LogWriter) -> Callable[[list[bytes], int], None]:
-    """Return a writer of records whose ids the proxies give: other clients may write meanwhile."""
+    """Return a writer of records that get the time as transaction id where the log is written."""
     from dlcore.log.entries.body import batch_of
 
     def write(records: list[bytes], _: int) -> None:

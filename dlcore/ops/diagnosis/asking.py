@@ -12,12 +12,10 @@ from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError
 from dlcore.flight import actions
 from dlcore.flight.requests import NoRequest
-from dlcore.metadata.paths import unescape
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.access.tls import TlsFiles
     from dlcore.flight.answers import ProxyHealth
     from dlcore.ledger.metadata.values import BookieRegistration
@@ -76,11 +74,6 @@ async def ask_proxies(
     return await asyncio.gather(
         *(_asked(each, lambda each=each: ask(each)) for each in sorted(locations))  # type: ignore[misc]
     )
-
-
-async def live_proxies(ports: NamespacePorts) -> list[str]:
-    """Return the locations of the proxies whose session with the metadata store lasts."""
-    return [unescape(name) for name in await ports.store.get_children(ports.paths.proxies) or ()]
 
 
 async def _asked(server: str, ask: Callable[[], Awaitable[_Report]]) -> Answer[_Report]:

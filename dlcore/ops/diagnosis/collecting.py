@@ -22,7 +22,7 @@ from dlcore.metadata.answers import in_thread
 from dlcore.ops.autorecovery.maintenance import Maintenance
 from dlcore.ops.autorecovery.replicas import read_cookies
 from dlcore.ops.diagnosis.archive import MANIFEST, Bundle
-from dlcore.ops.diagnosis.asking import PATIENCE_S, ask_bookies, ask_proxies, live_proxies
+from dlcore.ops.diagnosis.asking import PATIENCE_S, ask_bookies, ask_proxies
 from dlcore.ops.diagnosis.servers import Server, describe_machine, find_servers
 from dlcore.wire.control import ControlClient
 
@@ -186,7 +186,7 @@ class Collector:
         return [by_name[name] for name in sorted(by_name)]
 
     async def _ask_proxies(self, namespace: DirectNamespace) -> object:
-        locations = await live_proxies(namespace.ports)
+        locations = await namespace.get_proxies()
         answers = await ask_proxies(locations, tls=self._tls, token=self._token)
         return [_answered(each) for each in answers]
 

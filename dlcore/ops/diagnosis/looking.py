@@ -11,7 +11,7 @@ from dlcore.log.metadata.values import LockHolder, LogKey
 from dlcore.log.reading.subscriptions import list_subscriptions
 from dlcore.metadata.stored import decode_or_tell
 from dlcore.ops.autorecovery.maintenance import Maintenance
-from dlcore.ops.diagnosis.asking import PATIENCE_S, ask_bookies, ask_proxies, live_proxies
+from dlcore.ops.diagnosis.asking import PATIENCE_S, ask_bookies, ask_proxies
 from dlcore.ops.diagnosis.top import Look
 from dlcore.wire.control import ControlClient
 
@@ -119,7 +119,7 @@ class Looker:
         return {"bookies": await ask_bookies(registered, self._control)}
 
     async def _proxies(self) -> dict[str, list[Answer[ProxyHealth]]]:
-        locations = await live_proxies(self._namespace.ports)
+        locations = await self._namespace.get_proxies()
         return {"proxies": await ask_proxies(locations, tls=self._tls, token=self._token)}
 
     async def _recovery(self) -> dict[str, RecoveryStatus]:

@@ -15,7 +15,7 @@ from dlcore.flight.requests import NoRequest
 from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.listing import RepairList
-from dlcore.ops.diagnosis.asking import ask_proxies, live_proxies
+from dlcore.ops.diagnosis.asking import ask_proxies
 from dlcore.ops.rolling.restart import (
     Drain,
     Event,
@@ -52,7 +52,7 @@ async def find_members(namespace: DirectNamespace) -> list[Member]:
     ]
     proxies = [
         Member(name=location, address=location.partition("://")[2], is_proxy=True)
-        for location in await live_proxies(namespace.ports)
+        for location in await namespace.get_proxies()
     ]
     return bookies + proxies
 

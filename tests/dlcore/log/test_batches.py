@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import deque
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from dlcore.base.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.base.ids import DLSN, TXID_MAX
-from dlcore.base.records import EntryPlace
+from dlcore.base.records import EntryPlace, LogRecord
 from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES
 from dlcore.log.entries.batches import (
     byte_log_batch,
@@ -40,6 +41,10 @@ from dlcore.log.entries.body import (
 from dlcore.log.reading.entry_rows import EntryRows
 from dlcore.log.reading.rows import take_records
 from tests.fixtures.lengths import for_each
+from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all
+
+if TYPE_CHECKING:
+    from dlcore.backends.direct.log import DirectLog
 
 
 @pytest.mark.parametrize("count", [1, 2, 100, 101, 5000])
@@ -64,7 +69,7 @@ from dlcore.log.entries.body import batch_of
 from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, encode_entry
 from dlcore.log.entries.body import Compressor
 from dlcore.log.entries.stream import bytes_of
-from dlcore.base.records import EntryPlace
+from dlcore.base.records import EntryPlace, LogRecord
 for count in (1, 2, 1000):
     rows = batch_of(range(1, count + 1), [b"x"] * count)
     check_txids(rows, last_txid=-1)
@@ -294,3 +299,20 @@ def test_nothing_is_cut_to_nothing() -> None:
     for empty in (batch_of([], []), batch_of([1, 2], [b"a", b"b"]).slice(2)):
         assert payload_offsets(empty).tolist() == [0]
         assert cut(empty, entry_bytes=100) == []
+
+
+def test_rows_of_bytes_without_transaction_ids_get_the_time() -> None:
+    """As of a typed log, and as proxies do; and never one below the last."""
+
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
+        rows = pa.record_batch({"value": [b"a", b"b"]})
+        async with await log.open_writer() as writer:
+            await writer.write_batch(rows)
+            first = writer.last_txid
+            await writer.write(LogRecord(first + 10**9, b"c"))
+            await writer.write_batch(rows)
+        found = [each.txid for each in await read_all(log)]
+        assert first > 0
+        assert found == [first] * 2 + [first + 10**9] * 3
+
+    on_log(body)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dlcore.base.config import LogConfig
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.http_options import address_of, is_loopback
 from dlcore.ops.cli.context import (
@@ -18,6 +19,7 @@ from dlcore.ops.cli.context import (
     namespace_tls,
     proxy_token,
     run_async,
+    run_direct,
 )
 from dlcore.ops.cli.output import show_done
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.ops.autorecovery.listing import RepairList
 
 _ADDRESS = "127.0.0.1:4180"
 
@@ -60,20 +64,37 @@ def console_command(
         )
     context = _server_context(host, serve_tls_cert, serve_tls_key)
 
-    async def serve(namespace: Namespace) -> None:
+    async def serve(namespace: Namespace, repairs: RepairList | None = None) -> None:
         from dlcore.ops.cli.console.server import Console
 
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        console = Console(namespace, endpoint=endpoint, tls=tls, token=token, appends=allow_appends)
+        console = Console(
+            namespace,
+            endpoint=endpoint,
+            tls=tls,
+            token=token,
+            appends=allow_appends,
+            repairs=repairs,
+        )
         async with await console.serve(host=host, port=port, tls=context) as server:
             scheme = "http" if context is None else "https"
             url = f"{scheme}://{address_of(host, server.port)}/#secret={console.secret}"
             show_done(f"console serving on {url}", {"url": url})
             await stop.wait()
 
-    run_async(serve, is_long=True)
+    async def serve_all(namespace: DirectNamespace) -> None:
+        from dlcore.ops.autorecovery.listing import RepairList
+
+        ports = namespace.ports
+        await serve(namespace, RepairList(ports.store, ports.paths, ports.clock))
+
+    if endpoint is not None:
+        run_async(serve, is_long=True)
+    else:
+        # A user that clicks must not wait for a writer's lock.
+        run_direct(serve_all, is_long=True, config=LogConfig(lock_timeout_s=0))
 
 
 def host_and_port(address: str, example: str) -> tuple[str, int]:

@@ -8,7 +8,6 @@ import msgspec
 
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.backends.flight.planning import act
-from dlcore.base.config import LogConfig
 from dlcore.base.errors import ConditionFailedError, ConfigurationError, UnsupportedError
 from dlcore.base.ids import DLSN
 from dlcore.flight import actions
@@ -105,9 +104,7 @@ class Changing:
         return Endpoint(endpoint, patience_s=_PATIENCE_S, tls=self._tls, token=self._token)
 
     async def _open(self, asked: Asked) -> DistributedLogManager:
-        # A user that clicks must not wait for a writer's lock; a proxy has a limit of its own.
-        config = LogConfig(lock_timeout_s=0) if self._endpoint is None else None
-        manager = await self._namespace.open_log(asked.log, config=config)
+        manager = await self._namespace.open_log(asked.log)
         if manager.log_id != asked.log_id:
             await manager.aclose()
             raise ConditionFailedError(

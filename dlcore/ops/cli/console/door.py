@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from dlcore.backends.flight.bearer import Bearer, user_of
-from dlcore.backends.flight.log import FlightLog, append_once
+from dlcore.backends.flight.log import append_once
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.backends.flight.reader import records_of
 from dlcore.base.background import side_tasks
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.backends.flight.bearer import Token
+    from dlcore.backends.flight.log import FlightLog
     from dlcore.base.access.tls import TlsFiles
     from dlcore.log.reading.rows_reader import AsyncLogReader
     from dlcore.ops.cli.console.door_answers import Shown
@@ -129,7 +130,7 @@ class Door:
 
     async def append(self, request: web.Request) -> web.Response:
         """Append the records of the body once.  Raises: DLError."""
-        if not self._appends:
+        if not self._appends or self._endpoint is None:
             raise AccessDeniedError(
                 "appends over HTTP are off: start the console with --allow-appends"
             )
@@ -137,8 +138,7 @@ class Door:
         requests.require_size(request.content_length)
         with self._counted("appends", APPENDS_MAX):
             # The proxies judge the caller before the body is read.
-            async with self._opened(request) as manager:
-                assert isinstance(manager, FlightLog), "the command demands an endpoint"
+            async with self._opened_by_proxies(self._endpoint, request) as manager:
                 schema = await manager.get_schema()
                 body = await _body_of(request)
                 batch = await asyncio.to_thread(_batch_of, kind, body, schema)
@@ -212,19 +212,29 @@ class Door:
     @asynccontextmanager
     async def _opened(self, request: web.Request) -> AsyncIterator[DistributedLogManager]:
         """Open the log of a request as its caller."""
-        token, log = self._token_of(request), request.match_info["log"]
-        if self._endpoint is None:
-            if not self._is_owner(request):
-                raise UnauthenticatedError(
-                    "only proxies know users, and this console was started without --endpoint: "
-                    "expected the secret that it has printed"
-                )
-            async with await self._namespace.open_log(log) as manager:
-                yield manager
+        if self._endpoint is not None:
+            async with self._opened_by_proxies(self._endpoint, request) as log:
+                yield log
             return
-        opening = open_namespace(self._endpoint, patience_s=PATIENCE_S, tls=self._tls, token=token)
-        async with await opening as namespace, await namespace.open_log(log) as manager:
+        if not self._is_owner(request):
+            raise UnauthenticatedError(
+                "only proxies know users, and this console was started without --endpoint: "
+                "expected the secret that it has printed"
+            )
+        async with await self._namespace.open_log(request.match_info["log"]) as manager:
             yield manager
+
+    @asynccontextmanager
+    async def _opened_by_proxies(
+        self, endpoint: str, request: web.Request
+    ) -> AsyncIterator[FlightLog]:
+        token = self._token_of(request)
+        opening = open_namespace(endpoint, patience_s=PATIENCE_S, tls=self._tls, token=token)
+        async with (
+            await opening as namespace,
+            await namespace.open_log(request.match_info["log"]) as log,
+        ):
+            yield log
 
     def _is_owner(self, request: web.Request) -> bool:
         """Return whether a request has the console's secret."""

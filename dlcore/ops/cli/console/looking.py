@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.backends.flight.planning import act
 from dlcore.base.background import side_tasks
 from dlcore.base.clock import steady_s
-from dlcore.base.errors import DLError, EndOfStreamError
+from dlcore.base.errors import DLError, EndOfStreamError, UnsupportedError
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.flight import actions
 from dlcore.flight.requests import NoRequest
-from dlcore.metadata.paths import unescape
-from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.cli.console import values
 from dlcore.ops.cli.console.values import end_count, payload_value, row_value
 from dlcore.ops.cli.rows import RowReader, TypedRow
@@ -34,11 +31,11 @@ if TYPE_CHECKING:
 
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
-    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.access.tls import TlsFiles
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.reading.rows_reader import AsyncLogReader
+    from dlcore.ops.autorecovery.listing import RepairList
 
 
 _AT_ONCE = 8
@@ -50,12 +47,14 @@ _SHARE_MAX = 0.05
 
 
 class Looking:
-    """Answers about a cluster and its logs."""
+    """Answers about a cluster and its logs; `repairs` are the ledgers that lack copies."""
 
-    def __init__(self, namespace: Namespace, *, tls: TlsFiles | None, endpoint: str | None) -> None:
+    def __init__(
+        self, namespace: Namespace, *, tls: TlsFiles | None, repairs: RepairList | None
+    ) -> None:
         self._namespace = namespace
         self._tls = tls
-        self._endpoint = endpoint
+        self._repairs = repairs
         self._rates = values.Rates()
         self._few = asyncio.Semaphore(_AT_ONCE)
         self._listing = asyncio.Lock()
@@ -68,17 +67,17 @@ class Looking:
         Raises: DLError.
         """
         namespace = self._namespace
-        locations = await self._proxies()
+        locations = await namespace.get_proxies()
         healths = await asyncio.gather(*map(self._health, locations[:_PROXIES_MAX]))
         found: dict[str, Any] = {"proxies": healths, "bookies": None, "recovery": None}
-        if isinstance(namespace, DirectNamespace):
+        with suppress(UnsupportedError):
             bookies = await namespace.get_bookies()
             found["bookies"] = sorted(map(values.bookie_value, bookies), key=lambda b: b["name"])
-            found["recovery"] = await self._recovery(namespace.ports)
+        if self._repairs is not None:
+            found["recovery"] = await self._recovery(self._repairs)
         return found
 
-    async def _recovery(self, ports: NamespacePorts) -> dict[str, Any]:
-        repairs = RepairList(ports.store, ports.paths, ports.clock)
+    async def _recovery(self, repairs: RepairList) -> dict[str, Any]:
         lacking = 0
         async with aclosing(repairs.ledger_ids()) as ids:
             async for _ in ids:
@@ -91,15 +90,6 @@ class Looking:
             "under_replicated": min(lacking, _LEDGERS_MAX),
             "more": lacking > _LEDGERS_MAX,
         }
-
-    async def _proxies(self) -> list[str]:
-        if isinstance(self._namespace, DirectNamespace):
-            ports = self._namespace.ports
-            nodes = await ports.store.get_children(ports.paths.proxies, fresh=True)
-            return sorted(map(unescape, nodes or ()))
-        assert self._endpoint is not None
-        async with Endpoint(self._endpoint, patience_s=_PROXY_S, tls=self._tls) as calls:
-            return (await act(calls, actions.PROXIES, NoRequest())).locations
 
     async def _health(self, location: str) -> dict[str, Any]:
         tls = self._tls if location.startswith("grpc+tls://") else None

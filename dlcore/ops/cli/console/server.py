@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace
     from dlcore.base.access.entrances import Entrance
     from dlcore.base.access.tls import TlsFiles
+    from dlcore.ops.autorecovery.listing import RepairList
     from dlcore.ops.cli.console.changing import Change
     from dlcore.ops.cli.console.guard import Refusal
 
@@ -60,6 +61,7 @@ class Console:
         tls: the files for connections to proxies.
         token: gives the user's token for proxies.
         appends: whether clients of HTTP may append, which needs proxies.
+        repairs: the ledgers that lack copies, which a direct namespace knows.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class Console:
         tls: TlsFiles | None = None,
         token: Callable[[], str] | None = None,
         appends: bool = False,
+        repairs: RepairList | None = None,
     ) -> None:
         self._namespace = namespace
         self._endpoint = endpoint
-        self._looking = Looking(namespace, tls=tls, endpoint=endpoint)
+        self._looking = Looking(namespace, tls=tls, repairs=repairs)
         self._changing = Changing(namespace, endpoint=endpoint, tls=tls, token=token)
         self.secret = secrets.token_urlsafe(32)
         self._guard = Guard(origins=frozenset(), secret=self.secret)

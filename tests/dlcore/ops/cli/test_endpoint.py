@@ -220,7 +220,7 @@ def test_logs_are_made_and_ended_through_proxies(
     endpoint = {"DLOG_ENDPOINT": proxy.location}
     log = log_name_for(proxy, namespace_uri)
     code, reply = dlog("log", "create", log, "--ensemble", "1", **endpoint)
-    assert (code, "give --uri to choose other ones" in reply) == (2, True)
+    assert (code, "proxies do not offer `create_log(config=…)`" in reply) == (2, True)
     assert dlog("log", "create", log, "--json", **endpoint) == (0, json.dumps({"log": log}) + "\n")
     assert dlog("log", "schema", log, **endpoint) == (0, f"log {log} is one of bytes\n")
     assert dlog("log", "create", f"{log}/t", "--schema", "city string", **endpoint)[0] == 0

@@ -93,6 +93,12 @@ async def served(namespace: Namespace, **arguments: Any) -> AsyncIterator[Browse
         yield Browser(console, server.port, session)
 
 
+def repairs_of(cluster: MemoryCluster) -> RepairList:
+    """Return the list of ledgers that lack copies."""
+    ports = cluster.namespaces[0].ports
+    return RepairList(ports.store, ports.paths, ports.clock)
+
+
 async def write(log: DirectLog, *payloads: bytes) -> list[DLSN]:
     """Append records, which are readable then; return their positions."""
     async with await log.open_writer() as writer:
@@ -142,7 +148,7 @@ def test_the_pages_of_a_direct_console() -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         _, second, _ = await write(log, b"one", b"two", b"three")
         await log.move_subscription("ann", dlsn=second)
-        async with served(cluster.namespaces[0]) as browser:
+        async with served(cluster.namespaces[0], repairs=repairs_of(cluster)) as browser:
             status, found = await browser.get("cluster")
             assert status == 200
             assert [each["name"] for each in found["bookies"]] == [
@@ -360,9 +366,8 @@ def test_a_recovery_list_is_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("dlcore.ops.cli.console.looking._LEDGERS_MAX", 2)
 
     async def body(cluster: MemoryCluster, _: DirectLog) -> None:
-        ports = cluster.namespaces[0].ports
-        repairs = RepairList(ports.store, ports.paths, ports.clock)
-        async with served(cluster.namespaces[0]) as browser:
+        repairs = repairs_of(cluster)
+        async with served(cluster.namespaces[0], repairs=repairs) as browser:
             for ledger_id, reason in ((1, (1, False)), (2, (2, False)), (3, (2, True))):
                 await repairs.publish(ledger_id, missing=())
                 recovery = (await browser.get("cluster"))[1]["recovery"]
