@@ -123,8 +123,8 @@ lint: $(STAMP) ## Check rules and format (ruff).
 types: $(STAMP) ## Check types (mypy --strict).
 	@$(BIN)/mypy
 
-layers: $(STAMP) ## Check that no layer imports a higher one (import-linter).
-	@$(BIN)/lint-imports
+layers: $(STAMP) ## Check that no layer imports a higher one, and no pure module I/O (import-linter).
+	@$(BIN)/lint-imports pyproject.toml tests/pure_modules.toml
 
 sim: $(STAMP) ## Simulate schedules on all cores: SEEDS=n runs n seeds, SEED=n replays one.
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
+from bookie.ledger_storage import LedgerStorage
 from bookie.membership.identity import COOKIE_FILE
-from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
 from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode

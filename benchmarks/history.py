@@ -25,7 +25,7 @@ from benchmarks.written_history import write_history
 from dlcore.backends.scanning import scan
 from dlcore.base.records import LogRecord
 from dlcore.log.entries.body import with_txid
-from dlcore.log.metadata.staged import drop_merged
+from dlcore.log.upkeep.staged import drop_merged
 from dlcore.metadata.paths import parse_uri
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merger import LogMerger

@@ -18,8 +18,8 @@ import uvloop
 
 from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
+from bookie.ledger_storage import LedgerStorage
 from bookie.serving.service import BookieService
-from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base import server_process
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import MIB

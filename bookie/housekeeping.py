@@ -8,10 +8,10 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.disks.port import DiskFullError, try_disk
-from bookie.membership.repair import Repairer
 from bookie.storage.status import StorageState
 from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector
+from bookie.upkeep.repair import Repairer
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import BookieStorageError, DLError
 from dlcore.ledger.metadata.registry import BookieRegistry
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AsyncExitStack
 
+    from bookie.ledger_storage import LedgerStorage
     from bookie.server_config import BookieConfig
-    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
@@ -163,7 +163,7 @@ class Housekeeping:
 
     def _erase(self) -> None:
         eraser = Eraser(
-            self._storage,
+            self._storage.upkeep,
             self._collector(),
             bookie=self._bookie,
             store=self._place.store,
@@ -187,7 +187,8 @@ class Housekeeping:
         )
         self._running.push_async_callback(client.aclose)
         repairer = Repairer(
-            self._storage,
+            self._storage.writes,
+            self._storage.core.damage,
             bookie=self._bookie,
             ledgers=LedgerStore(self._place.store, self._place.paths),
             client=client,
@@ -231,7 +232,7 @@ class Housekeeping:
 
     def _collector(self) -> GarbageCollector:
         return GarbageCollector(
-            self._storage,
+            self._storage.upkeep,
             bookie=self._bookie,
             store=self._place.store,
             paths=self._place.paths,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bookie.disks.port import DiskSpace, try_disk
 from bookie.disks.real import RealDisk
 from bookie.housekeeping import Housekeeping, Place
+from bookie.ledger_storage import LedgerStorage
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.identity import begin_life, establish_identity
 from bookie.membership.registration import SpaceReport
@@ -24,7 +25,6 @@ from bookie.membership.registration_driver import Registrar
 from bookie.serving import metrics
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
-from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from dlcore.base.access.tls_in_use import LOOK_S, TlsInUse
 from dlcore.base.access.tls_refusals import own_refusal

@@ -11,12 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 from rich.console import Console
 from rich.markup import escape
-
-mpl.use("Agg")  # no display is needed; before pyplot is imported
-from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -81,7 +77,11 @@ def save_plot(statistics: pd.DataFrame, path: Path) -> None:
     )
     departed = totals["departed"].where(totals["departed"] > 0)
     grid = (totals["minutes"] / departed).astype("float64").unstack("hour")
-    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
+    # It takes as long to load as all else: what comes before the picture does not wait for it.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots()
     image = axes.imshow(
         grid.to_numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=_MINUTES_SHOWN_MAX
     )
@@ -93,4 +93,3 @@ def save_plot(statistics: pd.DataFrame, path: Path) -> None:
     figure.colorbar(image, label="minutes", extend="both")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    plt.close(figure)

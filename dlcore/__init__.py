@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace
     from dlcore.backends.opening import open_namespace
     from dlcore.backends.scanning import scan
-    from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.log_range import LogRange
     from dlcore.log.reading.merged import AsyncMergedReader
     from dlcore.log.reading.rows_reader import AsyncLogReader
+    from dlcore.log.reading.watching import LogWatch
     from dlcore.log.staging.faces import StagedAppend, StagingWriter
     from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
     from dlcore.log.writing.records_writer import AsyncLogWriter
@@ -92,7 +92,7 @@ _HEAVY = {
     "AsyncMergedReader": "dlcore.log.reading.merged",
     "DistributedLogManager": "dlcore.api.log",
     "LogRange": "dlcore.log.reading.log_range",
-    "LogWatch": "dlcore.log.metadata.watching",
+    "LogWatch": "dlcore.log.reading.watching",
     "Namespace": "dlcore.api.namespace",
     "StagedAppend": "dlcore.log.staging.faces",
     "StagingWriter": "dlcore.log.staging.faces",

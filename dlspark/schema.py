@@ -174,7 +174,8 @@ def check_write_schema(schema: StructType, *, needs_log: bool) -> WriteColumns:
         _check_field(field)
     if "value" not in names:
         raise ConfigurationError(
-            f"the column 'value' is missing: {_EXPECTED}; found {_list(names)}"
+            f"the column 'value' is missing: {_EXPECTED}; found "
+            + (", ".join(names) or "no column")
         )
     if needs_log and "log" not in names:
         raise ConfigurationError(
@@ -216,7 +217,3 @@ def _nullable(kind: DataType) -> DataType:
 
 def _describe(field: StructField) -> str:
     return f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names) or "no column"

@@ -92,7 +92,7 @@ def _arguments(back_end: type[Any]) -> list[str]:
     """Return the calls with arguments that a back end refuses, such as ``f(x=…)``."""
     found = []
     for name, method in _declared(back_end):
-        if not inspect.isfunction(method) or name.startswith("_"):
+        if not inspect.isfunction(method):
             continue
         for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method)))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
@@ -101,7 +101,7 @@ def _arguments(back_end: type[Any]) -> list[str]:
                 elif call.func.attr == "_only_over_proxies":
                     argument = re.match(r"f'(\w+)=", ast.unparse(call.args[0]))
                     assert argument is not None, ast.unparse(call)
-                    found.append(f"{name}({argument[1]}=…)")
+                    found.append(f"{name.lstrip('_')}({argument[1]}=…)")
     return found
 
 

@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.fixtures.iceberg_catalogs",  # after what it imports
     "tests.fixtures.browser",
     "tests.fixtures.proxies",  # after what it imports, as spark
+    "tests.fixtures.ways",  # after what it imports
     "tests.fixtures.kafka_proxies",
     "tests.fixtures.shell",
     "tests.fixtures.spark",

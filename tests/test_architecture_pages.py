@@ -9,14 +9,20 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from inspect import signature
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dlcore.base.machines import Machine
 from tests.fixtures import machines_page
 from tests.fixtures.made_parts import require_as_made
-from tests.test_purity import pure_modules
+from tests.test_purity import PACKAGES, machine_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "architecture").glob("*.md"))
@@ -28,6 +34,12 @@ def words_of(page: Path) -> int:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return len(re.findall(r"\S*\w\S*", text))
+
+
+def sources() -> Iterator[Path]:
+    """Yield all modules of the product."""
+    for package in PACKAGES:
+        yield from (ROOT / package).rglob("*.py")
 
 
 @cache
@@ -53,20 +65,47 @@ def test_every_machine_with_a_table_is_on_the_page() -> None:
     """A new table is added to the page's list."""
     found = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for package in ("dlcore", "bookie", "dlspark")
-        for path in (ROOT / package).rglob("*.py")
+        for path in sources()
         if re.search(r"^TRANSITIONS = ", path.read_text(encoding="utf-8"), re.M)
     }
     assert found == {module.__name__ for _, module in machines_page.MACHINES}
 
 
-def test_every_machine_is_pure_and_takes_events() -> None:
-    """The other pure modules hold values, and what computes with them."""
+def test_every_machine_is_on_the_page() -> None:
+    """The list of pure modules with machines is that of the page, and their base."""
+    listed = {"dlcore.base.machines", *(module.__name__ for _, module in machines_page.MACHINES)}
+    assert set(machine_modules()) == listed
+
+
+def test_all_machines_have_one_shape() -> None:
+    """Pure: a table, `handle(event)` and `validate()`.  Parts of them have methods of other names.
+
+    `MetadataService` is the only one without a state of its own: its table is that of each session.
+    """
     for name, module in machines_page.MACHINES:
-        assert module.__name__ in pure_modules()
         machine = getattr(module, name)
-        assert issubclass(machine, Machine)
-        assert callable(getattr(machine, "handle", None)), name
+        assert machine.transitions is module.TRANSITIONS, name
+        assert issubclass(machine, Machine) or name == "MetadataService", name
+        takers = [each for each in classes_of(module) if "handle" in vars(each)]
+        assert takers == [machine], f"only the machine of {module.__name__} takes events"
+        assert list(signature(machine.handle).parameters) == ["self", "event"], name
+        assert list(signature(machine.validate).parameters) == ["self"], name
+
+
+def test_every_driver_performs_every_effect_that_there_is() -> None:
+    """And a machine handles every event: mypy proves it by `assert_never`."""
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == "handle":
+                text = ast.unparse(node)
+                passes_on = "match event" not in text and "match effect" not in text
+                assert passes_on or "assert_never(" in text, f"{path}: handle"
+
+
+def classes_of(module: ModuleType) -> list[type]:
+    """Return the classes that a module defines."""
+    found = [each for each in vars(module).values() if isinstance(each, type)]
+    return [each for each in found if each.__module__ == module.__name__]
 
 
 def test_architecture_names_every_page() -> None:

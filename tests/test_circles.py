@@ -1,7 +1,7 @@
 """No module imports itself in a circle, imports for the type checker included.
 
-import-linter leaves those out, because a pure module may name a type of a module that does I/O.
-But a reader of a module reads its types: two modules that need each other are one.
+A reader of a module reads its types, so two modules that need each other are one.  import-linter
+refuses circles of sibling packages and modules; this counts what a package itself imports, too.
 """
 
 from __future__ import annotations

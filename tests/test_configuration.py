@@ -7,6 +7,7 @@ Goal: an operator with a wrong setting learns where and what would be right, and
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import logging
@@ -33,7 +34,7 @@ from bookie.config import (
 from bookie.server_config import BookieConfig
 from dlcore.backends.direct import namespace
 from dlcore.base import server_process
-from dlcore.base.access.zookeeper import EVERYBODY
+from dlcore.base.access.zookeeper import EVERYBODY, ZK_KEYS
 from dlcore.base.config import (
     LedgerClientConfig,
     LogConfig,
@@ -83,6 +84,36 @@ def test_every_setting_is_explained() -> None:
         assert [key for key, option in options.items() if not option.text] == []
     for model in (LogSettings, *MODELS):
         assert field_texts(model).keys() == set(model.__annotations__), model
+
+
+def test_every_setting_is_read() -> None:
+    """By an attribute of its name, outside the checks of its own class."""
+    models, reads = (LogSettings, *MODELS, *OF_PROGRAMS), _Reads()
+    unread = {key for model in models for key in model.__annotations__}
+    for path in (each for name in ("dlcore", "bookie") for each in (ROOT / name).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if any(f".{key}" in text for key in unread):
+            reads.visit(ast.parse(text))
+            unread -= reads.names
+    # By `getattr`, with `ZK_KEYS` and with f"{scope}records_per_s".
+    scopes, units = ("stream", "log", "principal"), ("records", "bytes")
+    assert unread == {*ZK_KEYS, *(f"{scope}_{unit}_per_s" for scope in scopes for unit in units)}
+
+
+class _Reads(ast.NodeVisitor):
+    """The names of attributes that code reads, except where it only checks them."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if not re.match("__post_init__|_require_", node.name):
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.names.add(node.attr)
+        self.generic_visit(node)
 
 
 def test_every_configuration_is_on_the_page() -> None:

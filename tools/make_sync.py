@@ -80,6 +80,7 @@ def _part(path: str, twin: str, kind: str, doc: str, *, omitted: Set[str] = froz
 
 
 _of_namespace = partial(_part, "dlcore/api/namespace.py", "_namespace")
+_of_contents = partial(_part, "dlcore/api/contents.py", "_manager")
 _of_log = partial(_part, "dlcore/api/log.py", "_manager")
 
 _TWINS = {
@@ -140,8 +141,8 @@ OUTPUTS = (
         opening="The blocking calls of a log.",
         twins=_TWINS,
         facades=(
-            _of_log("OpenedLog", "The base of all that a log offers.", omitted={"aclose"}),
-            _of_log("LogContents", "The readable records of one log.", omitted={"find_place"}),
+            _of_contents("OpenedLog", "The base of all that a log offers.", omitted={"aclose"}),
+            _of_contents("LogContents", "The readable records of one log.", omitted={"find_place"}),
             _of_log("ByteStream", "The bytes of one log.", omitted={"open_stream_writer"}),
             _of_log("Subscriptions", "The subscribers of one log."),
             _of_log("LogDefinition", "The settings and the schema of one log."),

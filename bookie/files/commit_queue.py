@@ -156,8 +156,8 @@ class UnsealedFiles:
         """Return a file; None if it is sealed or does not exist."""
         return self._files.get(number)
 
-    def handle(self, number: int) -> DiskFile | None:
-        """Return the handle of a file; None if the file is sealed or not created yet."""
+    def file_of(self, number: int) -> DiskFile | None:
+        """Return the file on the disk; None if the file is sealed or not created yet."""
         unsealed = self._files.get(number)
         return None if unsealed is None else unsealed.file
 

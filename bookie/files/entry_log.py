@@ -56,7 +56,7 @@ from bookie.files.index import FileIndex, encode_footer_record
 from bookie.files.replay import WritePosition, note_newest
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.clock import steady_s
-from dlcore.base.errors import BookieStorageError, BookieUnavailableError
+from dlcore.base.errors import BookieStorageError, BookieUnavailableError, copied
 from dlcore.base.metrics import Durations
 from dlcore.wire.frames import frame_check
 
@@ -99,7 +99,7 @@ class DurabilityWaiters:
         """Answer all with the error."""
         for _, future in self._waiters:
             if not future.done():
-                future.set_exception(_again(error))
+                future.set_exception(copied(error))
         self._waiters.clear()
 
 
@@ -169,7 +169,7 @@ class GroupCommit:
     def check(self) -> None:
         """Raise the error that forbids further writes, if there was one."""
         if self.queue.error is not None:
-            raise _again(self.queue.error)
+            raise copied(self.queue.error)
 
     def accept(self, size_bytes: int, *, is_urgent: bool = True) -> None:
         """Take the records that the caller added to the batch of `CommitQueue.batch_for`.
@@ -197,7 +197,7 @@ class GroupCommit:
         """
         queue, future = self.queue, self._loop.create_future()
         if queue.error is not None:
-            raise _again(queue.error)
+            raise copied(queue.error)
         if queue.durable_end < queue.accepted_end:
             self._waiters.add(queue.accepted_end, future)
         else:
@@ -346,13 +346,6 @@ def check_place(file: DiskFile, offset: int) -> None:
     """Refuse to append to a file that does not end at `offset`."""
     if file.size != offset:
         raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {offset}")
-
-
-def _again(error: BookieError) -> BookieError:
-    """Return a copy to raise: an exception that is raised repeatedly collects every traceback."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error
-    return copy
 
 
 _SECTOR_BYTES = 4096

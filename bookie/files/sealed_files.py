@@ -102,7 +102,7 @@ class SealedHandles:
 
     def file(self, number: int) -> DiskFile | None:
         """Return the open file; None if it was dropped."""
-        file = self._log.unsealed.handle(number)
+        file = self._log.unsealed.file_of(number)
         if file is not None:
             return file
         file = self._open.get(number)

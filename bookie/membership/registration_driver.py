@@ -25,7 +25,7 @@ from bookie.membership.registration import (
     SetSpace,
     Signal,
 )
-from dlcore.base.background import BackgroundTasks, refuse
+from dlcore.base.background import BackgroundTasks, answer, refuse
 from dlcore.base.config import DEFAULT_RACK
 from dlcore.base.errors import DLError
 
@@ -152,12 +152,7 @@ class Registrar:
 
     def _answer(self, error: DLError | None) -> None:
         assert self._asked is not None
-        if self._asked.done():
-            return  # its caller was cancelled
-        if error is None:
-            self._asked.set_result(None)
-        else:
-            self._asked.set_exception(error)
+        answer(self._asked, error)
 
     def _watch(self) -> None:
         machine = self._machine

@@ -56,11 +56,11 @@ from dlcore.wire.receiving import ReceiveMemory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from bookie.ledger_storage import LedgerStorage
     from bookie.serving.access import Admission
     from bookie.serving.reads_in_progress import ReadBudget
     from bookie.serving.receive_budget import ReceiveBudget
     from bookie.serving.session import Bounds
-    from bookie.storage.ledger_storage import LedgerStorage
     from bookie.storage.writes import Writes
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameRun

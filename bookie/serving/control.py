@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from typing import TypeAlias
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.base.access.tls_in_use import TlsInUse
     from dlcore.base.ids import BookieId
 

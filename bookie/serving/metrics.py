@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bookie.storage.status import StorageState
-from dlcore.base.metrics import counter, gauge, histogram
+from dlcore.base.metrics import counter, defined_in, gauge, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from bookie.ledger_storage import LedgerStorage
     from bookie.serving.reads_in_progress import ReadBudget
-    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.health import Check
     from dlcore.base.metrics import Sample
 
@@ -42,27 +42,7 @@ READ = counter("bookie_read_bytes_total", "Bytes of entries sent to readers sinc
 FOLLOWERS = gauge("bookie_followers", "Readers that wait for new entries")
 CONNECTIONS = gauge("bookie_connections", "Connections of clients")
 
-METRICS = (
-    WRITABLE,
-    FAILED,
-    ADDS,
-    SYNCS,
-    ADDED,
-    PENDING,
-    OVERLOADED,
-    FULL,
-    FREE,
-    SIZE,
-    STORED,
-    LEDGERS,
-    DAMAGED,
-    REPAIRED,
-    SCRUB_AGE,
-    FREED,
-    READ,
-    FOLLOWERS,
-    CONNECTIONS,
-)
+METRICS = defined_in(globals())
 """The metrics of a bookie, in the order of the documentation."""
 
 

@@ -37,7 +37,7 @@ from dlcore.wire.port import FollowUpdate
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from bookie.storage.reads import Reads
     from bookie.storage.writes import Followers
     from dlcore.wire.messages import ReadHeld

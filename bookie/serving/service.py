@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from bookie.ledger_storage import LedgerStorage
     from bookie.serving.access import Access
-    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from dlcore.metadata.one_node import change_node
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
-    from bookie.storage.ledger_storage import LedgerStorage
     from bookie.upkeep.garbage_collector import GarbageCollector
+    from bookie.upkeep.rounds import Upkeep
     from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
@@ -32,7 +32,7 @@ class Eraser:
     """Answers the requests to one bookie.
 
     Args:
-        storage: the bookie's storage.
+        upkeep: of the bookie's storage.
         collector: finds the ledgers that are gone.
         bookie: the bookie.
         store: the session; the caller closes it.
@@ -42,7 +42,7 @@ class Eraser:
 
     def __init__(
         self,
-        storage: LedgerStorage,
+        upkeep: Upkeep,
         collector: GarbageCollector,
         *,
         bookie: BookieId,
@@ -50,7 +50,7 @@ class Eraser:
         paths: NamespacePaths,
         retry_s: float,
     ) -> None:
-        self._storage = storage
+        self._upkeep = upkeep
         self._collector = collector
         self._bookie = bookie
         self._store = store
@@ -88,7 +88,7 @@ class Eraser:
         erasure = decode(Erasure, request.value, source=path)
         collect = partial(self._collector.collect, at_once=frozenset(erasure.ledgers))
         try:
-            waits, self._awaited[token] = await self._storage.upkeep.erase(
+            waits, self._awaited[token] = await self._upkeep.erase(
                 collect, awaited=self._awaited.get(token)
             )
         except DLError as error:

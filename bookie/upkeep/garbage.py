@@ -31,7 +31,6 @@ class GarbageVerdict:
 class GarbageReport:
     """The result of one garbage collection."""
 
-    ledgers_seen: int
     ledgers_deleted: int
     files_deleted: int
     bytes_freed: int

@@ -45,8 +45,8 @@ from dlcore.metadata.stored import decode, decode_or_tell
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from bookie.storage.ledger_storage import LedgerStorage
     from bookie.upkeep.garbage import GarbageReport
+    from bookie.upkeep.rounds import Upkeep
     from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
@@ -58,6 +58,7 @@ class GarbageCollector:
     """Collects the garbage of one storage.
 
     Args:
+        upkeep: of the storage.
         bookie: owner of the storage.
         store: the session for reads; the caller closes it.
         cluster_id: the cluster that the storage belongs to.
@@ -65,14 +66,14 @@ class GarbageCollector:
 
     def __init__(
         self,
-        storage: LedgerStorage,
+        upkeep: Upkeep,
         *,
         bookie: BookieId,
         store: MetadataStore,
         paths: NamespacePaths,
         cluster_id: str,
     ) -> None:
-        self._storage = storage
+        self._upkeep = upkeep
         self._bookie = bookie
         self._store = store
         self._paths = paths
@@ -92,7 +93,7 @@ class GarbageCollector:
         await self._check_metadata_is_not_older()
         path = self._paths.garbage_release(self._bookie.name)
         release = await self._store.get(path)
-        report = await self._storage.upkeep.collect_garbage(
+        report = await self._upkeep.collect_garbage(
             self._is_unneeded,
             confirm=self._confirm,
             is_released=release is not None and release.value == self._bookie.incarnation.encode(),
@@ -147,7 +148,7 @@ class GarbageCollector:
             CorruptMetadataError: the next ledger id is missing, or not above every id held here.
         """
         # Read this before the next id, because ids rise meanwhile.
-        highest = max(self._storage.core.live_ledgers(), default=-1)
+        highest = max(self._upkeep.core.live_ledgers(), default=-1)
         try:
             next_id = await self._ledgers.next_ledger_id()
         except CorruptMetadataError as error:

@@ -47,7 +47,7 @@ class Upkeep:
         owner: bytes,
         clock: Clock,
     ) -> None:
-        self._core = core
+        self.core = core
         self._status = status
         self._config = config
         self._clock = clock
@@ -87,7 +87,7 @@ class Upkeep:
         """
         self._status.check_open()
         async with self._garbage_lock:
-            seen = self._core.live_ledgers()
+            seen = self.core.live_ledgers()
             looks_deleted = [each for each in seen if await is_unneeded(each)]
             verdict = self._judge.judge(
                 seen=seen,
@@ -105,14 +105,13 @@ class Upkeep:
             deleted = set()
             for ledger_id in sorted(verdict.deleted):
                 async with confirm(ledger_id) as is_certain:
-                    if is_certain and self._core.is_live(ledger_id):
-                        self._core.ledgers[ledger_id].is_deleted = True
+                    if is_certain and self.core.is_live(ledger_id):
+                        self.core.ledgers[ledger_id].is_deleted = True
                         deleted.add(ledger_id)
-            self._core.damage.forget_ledgers(deleted)
-            dropped = await self._core.files.drop_dead()
+            self.core.damage.forget_ledgers(deleted)
+            dropped = await self.core.files.drop_dead()
             self.freed_bytes += sum(dropped.values())
         return GarbageReport(
-            ledgers_seen=len(seen),
             ledgers_deleted=len(deleted),
             files_deleted=len(dropped),
             bytes_freed=sum(dropped.values()),
@@ -132,7 +131,7 @@ class Upkeep:
         """
         self._status.check_open()
         async with self._compaction_lock:
-            self._core.log.commits.check()
+            self.core.log.commits.check()
             await self.scrubber.mend_footers()
             report = await self._compactor.run()
         self.freed_bytes += report.bytes_freed
@@ -158,7 +157,7 @@ class Upkeep:
             DLError: `collect` failed.
         """
         self._status.check_open()
-        core = self._core
+        core = self.core
         await core.disk.use_spares(allowed=False)
         try:
             garbage = await collect()
@@ -185,7 +184,7 @@ class Upkeep:
 
     async def _seal_newest(self) -> bool:
         """Continue in a new file, without old bytes behind its end; return False if that lasts."""
-        log = self._core.log
+        log = self.core.log
         number = log.unsealed.current.index.number
         if log.unsealed.current.position.sequence == 0:
             log.append_mark()  # a file without records is never full
@@ -201,12 +200,12 @@ class Upkeep:
     async def _files_of_deleted(self) -> set[int]:
         """Return the sealed files with records of ledgers that are proven deleted."""
         found: set[int] = set()
-        for position, state in enumerate(list(self._core.ledgers.values()), 1):
+        for position, state in enumerate(list(self.core.ledgers.values()), 1):
             if state.is_deleted:
                 found.update(state.files())
             if position % _LEDGERS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        return found & set(self._core.files.numbers())
+        return found & set(self.core.files.numbers())
 
     async def scrub(self) -> ScrubReport:
         """Read and verify all stored data once."""
@@ -215,7 +214,7 @@ class Upkeep:
 
     def _room_for_copies(self) -> int:
         """Return the bytes that compaction may write now: the free space above its floor."""
-        free_bytes = self._core.disk.space().free_bytes - self._core.log.claimed_bytes
+        free_bytes = self.core.disk.space().free_bytes - self.core.log.claimed_bytes
         return free_bytes - self._config.compact.floor_bytes
 
 

@@ -12,9 +12,13 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.closing import AsyncClosing
+from dlcore.base.config import LogConfig, LogSettings, require_kind
 from dlcore.base.errors import UnsupportedError
+from dlcore.base.ids import name_prefix, validate_log_name, validate_log_names
+from dlcore.base.records import require_search
 from dlcore.log.metadata.listing import PAGE_SIZE
 from dlcore.log.reading.merged import AsyncMergedReader
+from dlcore.log.typed.arrow import first_schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.api.log import DistributedLogManager
-    from dlcore.base.config import LogConfig, LogSettings
     from dlcore.base.errors import DLError
     from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan, RecordPlace
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import BookieRegistration, LedgerMetadata
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
-    from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.log.reading.watching import LogWatch
     from dlcore.log.staging.faces import StagedAppend, StagingWriter
+    from dlcore.log.typed.schema import LogSchema
 
 
 class OpenedNamespace(AsyncClosing):
@@ -64,7 +68,6 @@ class ScanPlanning(OpenedNamespace):
     A snapshot does not change, so that all that is planned with it fits together.
     """
 
-    @abstractmethod
     async def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False
     ) -> dict[str, LogSnapshot | None]:
@@ -74,8 +77,15 @@ class ScanPlanning(OpenedNamespace):
         moment ago may be missing.  With `fresh` all changes that completed before this call are
         included, for one more round trip, however many logs there are.  Proxies always do this.
 
-        Raises: LedgerReadError, MetadataError.
+        Raises: InvalidLogNameError, LedgerReadError, MetadataError.
         """
+        return await self._get_snapshots(validate_log_names(names), fresh=fresh)
+
+    @abstractmethod
+    async def _get_snapshots(
+        self, names: Sequence[str], *, fresh: bool
+    ) -> dict[str, LogSnapshot | None]:
+        """Return a snapshot of each log; its name is valid."""
 
     async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
         """Return a snapshot of each log, or the error that prevents it.
@@ -87,7 +97,6 @@ class ScanPlanning(OpenedNamespace):
         """
         self._unsupported("survey_logs")
 
-    @abstractmethod
     async def get_schemas(
         self, names: Sequence[str], *, for_write: bool = False
     ) -> dict[str, pa.Schema | None]:
@@ -97,8 +106,14 @@ class ScanPlanning(OpenedNamespace):
 
         Raises: InvalidLogNameError, MetadataError; with `for_write` EndOfStreamError.
         """
+        return await self._get_schemas(validate_log_names(names), for_write=for_write)
 
     @abstractmethod
+    async def _get_schemas(
+        self, names: Sequence[str], *, for_write: bool
+    ) -> dict[str, pa.Schema | None]:
+        """Return each existing log's schema; its name is valid."""
+
     async def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
@@ -108,6 +123,15 @@ class ScanPlanning(OpenedNamespace):
 
         Raises: LedgerReadError: no replica of an entry is readable; LogNotFoundError over proxies.
         """
+        for _, what in wanted:
+            require_search(what)
+        return await self._find_places(wanted)
+
+    @abstractmethod
+    async def _find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        """Return the place of the first record of each search, in its snapshot."""
 
     @abstractmethod
     def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
@@ -292,7 +316,6 @@ class Namespace(ScanPlanning, AtomicAppends, AccessRules, ClusterView):
     def __repr__(self) -> str:
         return f"<Namespace {self.uri}>"
 
-    @abstractmethod
     async def create_log(
         self,
         name: str,
@@ -314,6 +337,24 @@ class Namespace(ScanPlanning, AtomicAppends, AccessRules, ClusterView):
 
         Raises: InvalidLogNameError, LogExistsError, ConfigurationError.
         """
+        name = validate_log_name(name)
+        if config is not None:
+            require_kind("config", config, LogConfig)
+        if settings is None:
+            settings = LogSettings()
+        require_kind("settings", settings, LogSettings)
+        await self._create_log(name, config=config, settings=settings, schema=first_schema(schema))
+
+    @abstractmethod
+    async def _create_log(
+        self,
+        name: str,
+        *,
+        config: LogConfig | None,
+        settings: LogSettings,
+        schema: LogSchema | None,
+    ) -> None:
+        """Create a log with valid arguments."""
 
     @abstractmethod
     async def delete_log(self, name: str, *, damaged: bool = False) -> None:
@@ -336,7 +377,8 @@ class Namespace(ScanPlanning, AtomicAppends, AccessRules, ClusterView):
         """Give a log another name, at once for all clients.
 
         The log's nodes and data stay where they are, below its id.  Readers, and other clients that
-        have it open, continue.  Records that were staged for it enter it under its new name.
+        have it open, continue; only a writer through proxies gets a LogRenamedError, and opens the
+        log by its new name.  Records that were staged for it enter it under its new name.
 
         Raises:
             LogNotFoundError, LogExistsError: there is no log `name`, or one `new_name`.
@@ -372,9 +414,16 @@ class Namespace(ScanPlanning, AtomicAppends, AccessRules, ClusterView):
     async def log_exists(self, name: str) -> bool:
         """Return whether the log exists.  Raises: MetadataError."""
 
-    @abstractmethod
     async def get_logs(self, prefix: str | None = None) -> list[str]:
-        """Return the sorted names of the logs that start with `prefix`.  Raises: MetadataError."""
+        """Return the sorted names of the logs that start with `prefix`.
+
+        Raises: InvalidLogNameError: `prefix` is no text; MetadataError.
+        """
+        return await self._get_logs(name_prefix(prefix))
+
+    @abstractmethod
+    async def _get_logs(self, prefix: str) -> list[str]:
+        """Return the sorted names of the logs that start with `prefix`."""
 
     def list_logs(
         self, prefix: str | None = None, *, after: str | None = None, page_size: int = PAGE_SIZE
@@ -417,6 +466,7 @@ class Namespace(ScanPlanning, AtomicAppends, AccessRules, ClusterView):
 
         Raises:
             LogNotFoundError: there is no such log.
+            InvalidLogNameError: no log can have this name.
         """
 
     async def open_merged_reader(

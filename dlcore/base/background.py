@@ -205,6 +205,16 @@ def reported_to_callers(error: BaseException) -> None:
     logger.debug("reported to callers: %r", error)
 
 
+def answer(future: asyncio.Future[None], error: BaseException | None) -> None:
+    """End a future, with an error if there is one, unless its caller has cancelled it."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
 def refuse(future: asyncio.Future[Any], error: BaseException) -> None:
     """Fail a future that may never be awaited, because the error is reported elsewhere, too."""
     if not future.done():

@@ -79,7 +79,9 @@ whether the same call may succeed later without a change by the caller.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+_Error = TypeVar("_Error", bound="DLError")
 
 
 class DLError(Exception):
@@ -87,6 +89,13 @@ class DLError(Exception):
 
     code: ClassVar[int] = 500
     retriable: ClassVar[bool] = False
+
+
+def copied(error: _Error) -> _Error:
+    """Return an equal error to raise: one that is raised repeatedly collects tracebacks."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error
+    return copy
 
 
 class ConfigurationError(DLError):

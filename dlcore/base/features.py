@@ -107,6 +107,8 @@ FEATURES: tuple[Feature, ...] = (
     ),
 )
 """All features; a new one comes last.  A name or bit that was released is never used again."""
+HANDSHAKE_BITS = {each.name: each.bit for each in FEATURES if each.bit}
+"""The bits of the features of the wire."""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,11 +128,6 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 UNKNOWN_RELEASE = Release()
 """The release of a member that announced none."""
-
-
-def handshake_bit(name: str) -> int:
-    """Return the bit of a feature of the wire."""
-    return next(each.bit for each in FEATURES if each.name == name)
 
 
 def own_release() -> Release:

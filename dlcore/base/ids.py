@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
@@ -24,6 +25,8 @@ LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z"
 """Id of a log, which does not depend on its name; it is part of a path in the metadata store."""
 
 LOG_NAME_LENGTH_MAX = 512
+_IDENTITY_BYTES_MAX = 200
+"""Longest name of an appender or a subscriber: it is part of a path in the metadata store."""
 _NAMES_KEPT = 1024
 """Names that are kept with their problem, if any, since each call of a client names a log."""
 _DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
@@ -123,12 +126,21 @@ def validate_log_names(names: Sequence[str]) -> list[str]:
     """Return each of `names` as `validate_log_name` does.
 
     Raises:
-        ConfigurationError: `names` is one text, whose letters are no names.
+        ConfigurationError: `names` is one text, whose letters are no names, or is no list.
         InvalidLogNameError: one of the names is invalid.
     """
-    if isinstance(names, str):
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise ConfigurationError(f"names={names!r}: expected a list of names")
     return [validate_log_name(name) for name in names]
+
+
+def require_identity(key: str, value: object) -> str:
+    """Return `value` if it is text of 1 … 200 bytes, or raise `ConfigurationError`."""
+    if isinstance(value, str):
+        size_bytes = len(value.encode("utf-8", "surrogatepass"))
+        if 0 < size_bytes <= _IDENTITY_BYTES_MAX:
+            return value
+    raise ConfigurationError(f"{key}={value!r}: expected 1 … {_IDENTITY_BYTES_MAX} bytes of text")
 
 
 def name_prefix(prefix: str | None) -> str:

@@ -106,6 +106,11 @@ def histogram(name: str, text: str) -> Metric:
     return Metric(f"dlog_{name}", Kind.HISTOGRAM, text)
 
 
+def defined_in(names: Mapping[str, object]) -> tuple[Metric, ...]:
+    """Return the metrics among the names of a module, in the order of their definitions."""
+    return tuple(each for each in names.values() if isinstance(each, Metric))
+
+
 class TopRates:
     """The names with the highest rates between two scrapes, and no more than `count_max` of them.
 

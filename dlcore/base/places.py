@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class Places:
@@ -45,12 +41,7 @@ class Places:
                 self._give_back()
             raise
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._give_back()
 
     def _give_back(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dlcore.base.config import require, require_kind
 from dlcore.base.errors import UnsupportedError
 from dlcore.base.html_tables import ShownFields
 from dlcore.base.ids import DLSN
@@ -114,3 +115,13 @@ class NotLessThan:
 
     field: RecordField
     value: int
+
+    def __post_init__(self) -> None:
+        require_kind("field", self.field, RecordField)
+        require_kind(self.field.value, self.value, int)
+
+
+def require_search(wanted: DLSN | NotLessThan) -> None:
+    """Raise `ConfigurationError` unless `wanted` names a record."""
+    is_search = isinstance(wanted, DLSN | NotLessThan)
+    require(condition=is_search, key="wanted", value=wanted, rule="expected a DLSN or NotLessThan")

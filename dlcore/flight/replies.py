@@ -89,6 +89,8 @@ class LogInfo(ShownFields, msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: an estimate of the bytes that they take in their entries.
         sealed: whether no record can follow in the log.
         owner: the location of the proxy that owns the log, or, if none does, should.
+        name: the log's present name, which may differ from that of the request; proxies before
+            0.3.0 do not say it.
     """
 
     log_id: str
@@ -99,6 +101,7 @@ class LogInfo(ShownFields, msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     sealed: bool
     owner: str | None = None
+    name: str | None = None
 
 
 class PartInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from dlcore.base.background import all_of, end_tasks, outcome_of, start_task
 from dlcore.base.errors import AlreadyClosedError, ConfigurationError
 from dlcore.base.statistics import WriteStatistics
-from dlcore.ledger.context import LedgerContext
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import BookieHealth, Conduct
 from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recovery_driver import recover
 from dlcore.ledger.writing.appender import InFlight
+from dlcore.ledger.writing.context import LedgerContext
 from dlcore.ledger.writing.writer import LedgerWriter
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from dlcore.base.errors import (
 from dlcore.base.ids import LogId, validate_log_name
 from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogHead, LogKey, LogMetadata, VersionedHead
 from dlcore.log.upkeep.removal import remove_deleted
 from dlcore.log.writing.changing import delete_log
 from dlcore.log.writing.lock import WriterLock
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from dlcore.log.entries.stream import bytes_of, cut
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -107,13 +106,8 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
         """
         await self._writer.aclose()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._writer.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._writer.__aexit__(*raised)
 
 
 class AsyncAppendOnlyStreamReader(AsyncClosing):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from dlcore.base.access.tls_refusals import closed_unheard, explained
+from dlcore.base.background import answer
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import MetadataConnectionError
 
@@ -108,15 +109,7 @@ async def in_thread(work: Callable[[], object]) -> None:
         except BaseException as raised:  # noqa: BLE001  # raised again in the awaiting caller
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(finish, error)
-
-    def finish(error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
+            loop.call_soon_threadsafe(answer, done, error)
 
     try:
         threading.Thread(target=run, name="zookeeper-stop", daemon=True).start()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import AlreadyClosedError, DLError, MetadataConnectionError
-from dlcore.metadata.port import CONFLICTS
+from dlcore.metadata.port import CONFLICTS, UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,6 +81,19 @@ class NodeFollower:
 
 
 _Result = TypeVar("_Result")
+
+RETRY_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0)
+"""Pauses between attempts to read: together longer than a session time-out of 10 s."""
+
+
+async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Return the result of `call`, which is idempotent; try again while there is no answer."""
+    for delay_s in RETRY_DELAYS_S:
+        try:
+            return await call()
+        except UNANSWERED:
+            await asyncio.sleep(delay_s)
+    return await call()
 
 
 ATTEMPTS_MAX = 10

@@ -29,10 +29,10 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.entries.body import decode_entry_header
 from dlcore.log.metadata.history import ChunkMissingError, LogHistory
 from dlcore.log.metadata.listing import list_logs
-from dlcore.log.metadata.staged import list_all_staged
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import Chunk, LogHead, LogKey, SegmentEnd, VersionedHead
 from dlcore.log.upkeep.removal import has_removable, remove_truncated
+from dlcore.log.upkeep.staged import list_all_staged
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import BUCKETS, is_number
 from dlcore.metadata.stored import decode
 

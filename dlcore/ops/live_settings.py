@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.base.config import NEW_LOG_SETTINGS, LogSettings
 from dlcore.base.errors import ConfigurationError
-from dlcore.base.settings import Option, config_of, field_texts, options_of
+from dlcore.base.settings import Option, config_of, options_of
 from dlcore.ops.autorecovery import config as autorecovery
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 from dlcore.ops.upkeep.config import UpkeepConfig
@@ -26,25 +26,21 @@ _MODELS: dict[str, tuple[type[Any], ...]] = {
 }
 
 
-def live_options(*, explained: bool = False) -> dict[str, dict[str, Option]]:
+def live_options() -> dict[str, dict[str, Option]]:
     """Return the settings that hold for a cluster, by the table of their program and their key."""
     found: dict[str, dict[str, Option]] = {}
     for table, models in _MODELS.items():
         options: dict[str, Option] = {}
         for model in models:
-            options |= options_of(model, explained=explained)
+            options |= options_of(model, explained=False)
         found[table] = {key: option for key, option in options.items() if is_live(table, key)}
-    return found | {_NEW_LOGS: _options_of_new_logs(explained=explained)}
+    return found | {_NEW_LOGS: _options_of_new_logs()}
 
 
-def _options_of_new_logs(*, explained: bool) -> dict[str, Option]:
-    texts = field_texts(LogSettings) if explained else {}
+def _options_of_new_logs() -> dict[str, Option]:
     unset = LogSettings()
     kinds = {"retention_s": float, "explicit_truncation": bool}
-    return {
-        key: Option(kinds[key], getattr(unset, key), texts.get(key, ""), live=True)
-        for key in NEW_LOG_SETTINGS
-    }
+    return {key: Option(kinds[key], getattr(unset, key), "", live=True) for key in NEW_LOG_SETTINGS}
 
 
 def is_live(table: str, key: str) -> bool:

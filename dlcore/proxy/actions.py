@@ -58,7 +58,6 @@ from dlcore.flight.requests import (
 )
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.subscriptions import SubscriptionHold, list_subscriptions
-from dlcore.log.upkeep.forks import fork_log
 from dlcore.proxy.reading.planning import Planning
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
     from dlcore.flight.actions import Action, AppendRequest
     from dlcore.flight.needs import Pass
     from dlcore.flight.requests import ForgetRequest, MoveRequest, SubscriptionsRequest
-    from dlcore.log.staging.append import DirectStagedAppend
+    from dlcore.log.staging.faces import StagedAppend
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
     from dlcore.proxy.writing.put import PutService
@@ -146,7 +145,7 @@ class Appends:
     async def commit(self, request: AppendRequest) -> CommittedAppend:
         """Append staged extents to their logs: all or nothing, once.
 
-        Raises: as `DirectStagedAppend.commit`.
+        Raises: as `StagedAppend.commit`.
         """
         async with await self._begin(request) as append:
             result = await append.commit(request.all_extents(), replaces=request.replaces)
@@ -158,7 +157,7 @@ class Appends:
             await append.abort(request.all_extents())
         return NoAnswer()
 
-    async def _begin(self, request: AppendRequest) -> DirectStagedAppend:
+    async def _begin(self, request: AppendRequest) -> StagedAppend:
         if not request.token:
             raise ConfigurationError("token='': expected a string that is unique to the append")
         return await self._namespace.begin_append(
@@ -271,8 +270,8 @@ class Actions:
     async def _create(self, request: CreateRequest) -> NoAnswer:
         schema = None if request.schema is None else parse_schema(request.schema)
         settings = LogSettings().changed(request.settings)
-        await self._namespace.create_log(
-            request.log, schema=schema, log_id=request.log_id, settings=settings
+        await self._namespace.create_identified(
+            request.log, log_id=request.log_id, settings=settings, schema=schema
         )
         return NoAnswer()
 
@@ -298,10 +297,9 @@ class Actions:
         return NoAnswer()
 
     async def _fork(self, request: ForkRequest) -> ForkedLog:
-        context = self._namespace.log_context
         at = None if request.at is None else DLSN.parse(request.at)
-        forked = await fork_log(
-            context, request.log, request.new_name, at=at, log_id=request.new_log_id
+        forked = await self._namespace.fork_log(
+            request.log, request.new_name, at=at, log_id=request.new_log_id
         )
         return ForkedLog(str(forked))
 
@@ -312,6 +310,9 @@ class Actions:
         return SettingsOfLog(await log.get_settings())
 
     async def _seal(self, request: ChangeRequest) -> NoAnswer:
+        if request.log_id is not None:  # a client that has the log open goes on after a rename
+            present = (await self._find(request)).name
+            request = msgspec.structs.replace(request, log=present)
         try:
             async with self._changed(request) as log:
                 await log.mark_end_of_stream()
@@ -321,7 +322,8 @@ class Actions:
         return NoAnswer()
 
     async def _find(
-        self, request: SchemaRequest | SettingsRequest | TruncateRequest | StreamRequest
+        self,
+        request: ChangeRequest | SchemaRequest | SettingsRequest | TruncateRequest | StreamRequest,
     ) -> DirectLog:
         """Open a log by its id if the request has one, even if the log was renamed since."""
         context = self._namespace.log_context
@@ -385,7 +387,7 @@ class Actions:
                 text = LogNotReadyError(f"log {name!r} was released: try again")
                 raise owned.ending or text from error
         log = await self._find(request)
-        position, is_sealed = await log._stream_end()
+        position, is_sealed = await log.find_stream_end()
         return StreamEnd(position, is_sealed)
 
     async def _logs(self, _: NoRequest) -> OwnedLogs:

@@ -26,7 +26,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import validate_log_name
 from dlcore.flight.calls import host_of
-from dlcore.log.metadata.store import persistently
+from dlcore.metadata.one_node import persistently
 from dlcore.proxy.callers import Stay
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from dlcore.base.background import BackgroundTasks, end_tasks
 from dlcore.base.errors import MetadataError, NoNodeError
 from dlcore.base.features import own_release
-from dlcore.log.metadata.owner import SessionNode
-from dlcore.log.metadata.store import LogStore, persistently
-from dlcore.metadata.one_node import NodeFollower
+from dlcore.log.metadata.store import WriterLocks
+from dlcore.metadata.one_node import NodeFollower, persistently
 from dlcore.metadata.paths import unescape
+from dlcore.metadata.session_node import SessionNode
 from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.proxy.load import LiveProxy, ProxyLoad
 from dlcore.proxy.outages import Outages
@@ -197,7 +197,8 @@ class Membership:
         """This proxy's own node."""
         self._probes = Probes(probe)
         self._paths = paths
-        self._logs = LogStore(store, paths)
+        self._store = store
+        self._locks = WriterLocks(store, paths)
         self._secrets: dict[str, str] = {}  # of live proxies, as read last
         self._follower: NodeFollower | None = None
         self.outages = Outages(store)
@@ -215,7 +216,7 @@ class Membership:
 
         Raises: MetadataError.
         """
-        holder = await self._logs.locks.holder_of(log)
+        holder = await self._locks.holder_of(log)
         if holder is not None and holder.owner in self.live:
             return holder.owner
         return self.preferred(log.name)
@@ -252,9 +253,7 @@ class Membership:
         return {at: (host.strip("[]"), int(port)) for at, (host, _, port) in parts.items()}
 
     async def _read(self, locations: Sequence[str]) -> dict[str, LiveProxy | None]:
-        nodes = await self._logs.metadata_store.get_many(
-            [self._paths.proxy(each) for each in locations]
-        )
+        nodes = await self._store.get_many([self._paths.proxy(each) for each in locations])
         return {
             # A node that does not parse is as good as none.
             location: decode_or_tell(LiveProxy, node, source=location, tell=lambda _: None)
@@ -287,7 +286,7 @@ class Membership:
         await self.presence.enter()
         await self._look()
         self._follower = NodeFollower(
-            self._logs.metadata_store,
+            self._store,
             self._paths.proxies,
             self._look,
             what="live proxies",
@@ -314,7 +313,7 @@ class Membership:
         await self._probes.aclose()
 
     async def _look(self) -> None:
-        nodes = await self._logs.metadata_store.get_children(self._paths.proxies, fresh=True)
+        nodes = await self._store.get_children(self._paths.proxies, fresh=True)
         live = frozenset(unescape(node) for node in nodes or ())
         if self.presence.has_left:
             live -= {self.location}

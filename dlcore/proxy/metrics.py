@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.base.clock import steady_s
-from dlcore.base.metrics import TopRates, counter, gauge, histogram
+from dlcore.base.metrics import TopRates, counter, defined_in, gauge, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,31 +60,7 @@ LOG_RATE = gauge(
     "log",
 )
 
-METRICS = (
-    OWNED,
-    ACQUIRED,
-    LOST,
-    HANDED_OVER,
-    LIVE,
-    STREAMS,
-    APPENDS,
-    RECORDS,
-    BYTES,
-    REPEATED,
-    FAILED,
-    THROTTLED,
-    DELIVERIES,
-    SENT,
-    CATCH_UPS,
-    KEPT,
-    CATCHING_UP,
-    FOLLOWED,
-    RINGS,
-    KEPT_BYTES,
-    SENDING,
-    AUDIT,
-    LOG_RATE,
-)
+METRICS = defined_in(globals())
 """The metrics of a proxy, in the order of the documentation."""
 
 

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.health import Check
     from dlcore.base.listening.http_server import HttpServer
-    from dlcore.log.context import LogContext
     from dlcore.metadata.cluster_settings import Value
     from dlcore.metadata.one_node import NodeFollower
     from dlcore.metadata.paths import NamespacePaths
@@ -198,7 +198,7 @@ class ProxyServer(AsyncClosing):
             operated = _operated(namespace, figures, found, config)
             opened = await steps.enter_async_context(operator_port(config, operated, tls))
             # Only now: other proxies send clients here as soon as they see us.
-            await _join(membership, context)
+            await _join(membership, namespace.ports)
             balancing.start()
             await steps.enter_async_context(_watched(tls))
             health.report(serves=True)
@@ -210,11 +210,11 @@ class ProxyServer(AsyncClosing):
         await self._steps.aclose()
 
 
-async def _join(membership: Membership, context: LogContext) -> None:
+async def _join(membership: Membership, ports: NamespacePorts) -> None:
     """Join the live proxies, with all features of the cluster."""
     await membership.join()
     # What is finalized from now on was asked of this proxy, too.
-    await read_binding(context.store, context.paths, fresh=True)
+    await read_binding(ports.store, ports.paths, fresh=True)
 
 
 def _changes(

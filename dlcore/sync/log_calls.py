@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from dlcore.api.contents import LogContents as AsyncLogContents, OpenedLog as AsyncOpenedLog
     from dlcore.api.log import (
         ByteStream as AsyncByteStream,
         DistributedLogManager as AsyncDistributedLogManager,
-        LogContents as AsyncLogContents,
         LogDefinition as AsyncLogDefinition,
-        OpenedLog as AsyncOpenedLog,
         Subscriptions as AsyncSubscriptions,
     )
     from dlcore.base.config import LogSettings
@@ -137,7 +136,7 @@ class LogContentsCalls(OpenedLogCalls):
             SchemaMismatchError: the log has no such column.
             AlreadyTruncatedError: `start` is a position or transaction id that was truncated away;
                 the first position and 0 mean the beginning.
-            ConfigurationError: a time has no time zone.
+            ConfigurationError: a bound is of another kind, or a time has no time zone.
             LogNotFoundError, LedgerReadError, MetadataError.
         """
         return LogRange(
@@ -180,7 +179,7 @@ class LogContentsCalls(OpenedLogCalls):
     def get_log_record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
         """Return the exact number of readable records, or of those in [start, end).
 
-        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        Raises: ConfigurationError, LogNotFoundError, LedgerReadError, MetadataError.
         """
         return self._call(self._manager.get_log_record_count(start, end))
 
@@ -254,6 +253,7 @@ class SubscriptionsCalls(OpenedLogCalls):
             OwnershipAcquireFailedError: the subscriber has a direct reader, which can `seek` and
                 `commit`.
             OverCapacityError: the log keeps as many positions as it may.
+            ConfigurationError: `subscriber` cannot be a name, or several positions are given.
         """
         return self._call(
             self._manager.move_subscription(
@@ -267,6 +267,7 @@ class SubscriptionsCalls(OpenedLogCalls):
         Raises:
             OwnershipAcquireFailedError: it has a direct reader.
             SubscriptionMovedError: a client of proxies moved the subscription meanwhile.
+            ConfigurationError: `subscriber` cannot be a name.
         """
         return self._call(self._manager.delete_subscription(subscriber))
 
@@ -416,7 +417,8 @@ class LogCalls(LogContentsCalls, ByteStreamCalls, SubscriptionsCalls, LogDefinit
     def rename(self, name: str) -> None:
         """Give the log another name, at once for all clients; this manager goes on under it.
 
-        Writers and readers that others have opened go on too, by the log's id.
+        Readers and managers that others have opened go on too, by the log's id.  A writer through
+        proxies gets a LogRenamedError: it opens the log by its new name.
 
         Raises:
             InvalidLogNameError: a log cannot have that name.

@@ -66,7 +66,7 @@ class ScanPlanningCalls(OpenedNamespaceCalls):
         moment ago may be missing.  With `fresh` all changes that completed before this call are
         included, for one more round trip, however many logs there are.  Proxies always do this.
 
-        Raises: LedgerReadError, MetadataError.
+        Raises: InvalidLogNameError, LedgerReadError, MetadataError.
         """
         return self._call(self._namespace.get_snapshots(names, fresh=fresh))
 
@@ -344,7 +344,8 @@ class NamespaceCalls(ScanPlanningCalls, AtomicAppendsCalls, AccessRulesCalls, Cl
         """Give a log another name, at once for all clients.
 
         The log's nodes and data stay where they are, below its id.  Readers, and other clients that
-        have it open, continue.  Records that were staged for it enter it under its new name.
+        have it open, continue; only a writer through proxies gets a LogRenamedError, and opens the
+        log by its new name.  Records that were staged for it enter it under its new name.
 
         Raises:
             LogNotFoundError, LogExistsError: there is no log `name`, or one `new_name`.
@@ -382,7 +383,10 @@ class NamespaceCalls(ScanPlanningCalls, AtomicAppendsCalls, AccessRulesCalls, Cl
         return self._call(self._namespace.log_exists(name))
 
     def get_logs(self, prefix: str | None = None) -> list[str]:
-        """Return the sorted names of the logs that start with `prefix`.  Raises: MetadataError."""
+        """Return the sorted names of the logs that start with `prefix`.
+
+        Raises: InvalidLogNameError: `prefix` is no text; MetadataError.
+        """
         return self._call(self._namespace.get_logs(prefix))
 
     def list_logs(

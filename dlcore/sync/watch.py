@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.log.metadata.names import LogChange
-    from dlcore.log.metadata.watching import LogWatch as AsyncLogWatch
+    from dlcore.log.reading.watching import LogWatch as AsyncLogWatch
     from dlcore.sync.portal import Portal
 
 logger = logging.getLogger(__name__)

@@ -13,14 +13,13 @@ from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, answer
 from dlcore.base.backoff import Backoff
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     BookieError,
     BookieUnavailableError,
     DigestMismatchError,
-    DLError,
     EntryTooLargeError,
     NoSuchEntryError,
 )
@@ -137,7 +136,7 @@ class WireBookieClient:
     ) -> asyncio.Future[None]:
         """Queue an add; see the port."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.send_add(bookie, frame, partial(_end, future), is_recovery=is_recovery)
+        self.send_add(bookie, frame, partial(answer, future), is_recovery=is_recovery)
         return future
 
     def write_lac(
@@ -145,7 +144,7 @@ class WireBookieClient:
     ) -> asyncio.Future[None]:
         """Queue an explicit LAC; see the port."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        on_answer = partial(_end, future)
+        on_answer = partial(answer, future)
         try:
             connection = self._connection(bookie, Lane.WRITES)
         except BookieError as error:
@@ -420,12 +419,3 @@ def _check_size(bookie: BookieId, size: int) -> None:
         raise DigestMismatchError(
             f"{bookie}: an entry frame of {size} bytes, without a body it has {ENTRY_BYTES_MIN}"
         )
-
-
-def _end(future: asyncio.Future[None], error: DLError | None) -> None:
-    if future.done():  # the caller cancelled it
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, assert_never, cast
 
 from dlcore.base.access.tls_refusals import TLS_CLOSED, closed_unheard, explained
@@ -350,8 +349,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._loop.call_exception_handler(context)
 
     def _say_at(self, at_s: float, event: type[Tick | Expire]) -> None:
-        say = partial(self._say_now, event)
-        self._timers[event] = self._loop.call_at(at_s, say)
-
-    def _say_now(self, event: type[Tick | Expire]) -> None:
-        self._handle(event(self._loop.time()))
+        self._timers[event] = self._loop.call_at(
+            at_s, lambda: self._handle(event(self._loop.time()))
+        )

@@ -17,7 +17,7 @@ import msgspec
 from dlcore.base.access.capability import CAPABILITY_BYTES_MAX, CAPABILITY_BYTES_MIN
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.base.errors import BadRequestError
-from dlcore.base.features import handshake_bit
+from dlcore.base.features import HANDSHAKE_BITS
 from dlcore.wire.fields import TEXT_BYTES_MAX, Buffer as Buffer, blob, blobs, cut, text
 from dlcore.wire.frames import (
     SIZE_BYTES,
@@ -35,9 +35,9 @@ Frame: TypeAlias = Buffer | FrameParts
 """An entry frame to send."""
 
 PROTOCOL_VERSION = 1
-FEATURE_HELD, FEATURE_AUTHORIZE = handshake_bit("read-held"), handshake_bit("authorize")
+FEATURE_HELD, FEATURE_AUTHORIZE = HANDSHAKE_BITS["read-held"], HANDSHAKE_BITS["authorize"]
 """The feature bits of READ_HELD and its answer, and of AUTHORIZE."""
-FEATURES = FEATURE_HELD | FEATURE_AUTHORIZE
+FEATURES = sum(HANDSHAKE_BITS.values())
 """Bit set of the optional features of this side."""
 
 HEADER = struct.Struct(">HBBIIQI")

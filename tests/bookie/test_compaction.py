@@ -15,7 +15,7 @@ import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BookieError,
     BookieStorageError,

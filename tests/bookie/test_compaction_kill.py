@@ -26,7 +26,7 @@ CONFIG = small_config(
 WORKER = """
 import asyncio, pathlib, sys
 from bookie.disks.real import RealDisk
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from tests.bookie.test_compaction_kill import CONFIG
 from tests.fixtures.storage import ManualClock, make_frame
 

@@ -16,7 +16,7 @@ import pytest
 
 from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from tests.fixtures.acknowledged import Acknowledged, Outcome
 from tests.fixtures.lengths import sample
 from tests.fixtures.storage import ManualClock, small_config

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from bookie.upkeep.garbage import GarbageReport
 
     Collect: TypeAlias = Callable[[], Coroutine[Any, Any, GarbageReport]]
@@ -180,7 +180,6 @@ def test_the_brake_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
             async def collect() -> GarbageReport:
                 return garbage.GarbageReport(
-                    ledgers_seen=0,
                     ledgers_deleted=0,
                     files_deleted=0,
                     bytes_freed=0,
@@ -213,9 +212,16 @@ def test_a_named_ledger_needs_no_time_and_moves_no_brake() -> None:
 def eraser_of(one: Bench, *, retry_s: float = 0.0) -> Eraser:
     """Return the bookie's eraser."""
     collector = GarbageCollector(
-        one.storage, bookie=OWN, store=one.store, paths=PATHS, cluster_id=one.cluster_id
+        one.storage.upkeep, bookie=OWN, store=one.store, paths=PATHS, cluster_id=one.cluster_id
     )
-    return Eraser(one.storage, collector, bookie=OWN, store=one.store, paths=PATHS, retry_s=retry_s)
+    return Eraser(
+        one.storage.upkeep,
+        collector,
+        bookie=OWN,
+        store=one.store,
+        paths=PATHS,
+        retry_s=retry_s,
+    )
 
 
 async def answer_to(one: Bench, token: str) -> Erased | None:

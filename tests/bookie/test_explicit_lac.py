@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config

@@ -16,7 +16,7 @@ import pytest
 from bookie.config import GarbageConfig, SpaceConfig
 from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_name
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from dlcore.base.errors import (
     BookieOverloadedError,

@@ -14,18 +14,18 @@ from dlcore.base.errors import CorruptMetadataError, NoSuchLedgerError
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.values import BookieCookie, Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.binding import Restored, ensure_namespace
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
 from tests.fixtures.aio import run
 from tests.fixtures.memory_disk import MemoryDisk
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.metadata.memory import MemoryStore
+    from bookie.ledger_storage import LedgerStorage
+    from tests.fixtures.simulated_store import SimulatedStore
 
 PATHS = NamespacePaths("/dlog")
 OWN, OTHER = BookieId("one", "a" * 32), BookieId("two", "b" * 32)
@@ -36,7 +36,7 @@ AGAIN = BookieId("one", "c" * 32)
 class Bench:
     """One bookie's storage, its metadata, and passes of garbage collection."""
 
-    def __init__(self, storage: LedgerStorage, store: MemoryStore, clock: ManualClock) -> None:
+    def __init__(self, storage: LedgerStorage, store: SimulatedStore, clock: ManualClock) -> None:
         self.storage = storage
         self.store = store
         self.clock = clock
@@ -63,7 +63,7 @@ class Bench:
         for _ in range(passes):
             self.clock.now += 1000
             collector = GarbageCollector(
-                self.storage,
+                self.storage.upkeep,
                 bookie=OWN,
                 store=self.store,
                 paths=PATHS,
@@ -77,7 +77,7 @@ class Bench:
 async def bench(**garbage: float) -> AsyncIterator[Bench]:
     """Set a bookie up."""
     clock = ManualClock()
-    store = MemoryTree().connect()
+    store = SimulatedTree().connect()
     binding = await ensure_namespace(store, PATHS, clock)
     cookie = BookieCookie(
         name=OWN.name, incarnation=OWN.incarnation, cluster_id=binding.cluster_id, created_ms=0
@@ -205,7 +205,7 @@ def test_a_server_that_lags_makes_no_garbage() -> None:
     """Goal: before a ledger counts as gone, all that was stored before is asked for."""
 
     async def scenario() -> None:
-        tree = MemoryTree(lag=lambda: 3600.0)
+        tree = SimulatedTree(lag=lambda: 3600.0)
         writer = tree.connect()
         await ensure_namespace(writer, PATHS, ManualClock())
         behind = tree.connect()
@@ -214,7 +214,7 @@ def test_a_server_that_lags_makes_no_garbage() -> None:
             await one.hold(1, state=LedgerState.OPEN)
             assert await behind.get(PATHS.ledger(1)) is None
             collector = GarbageCollector(
-                storage, bookie=OWN, store=behind, paths=PATHS, cluster_id=""
+                storage.upkeep, bookie=OWN, store=behind, paths=PATHS, cluster_id=""
             )
             assert not await collector._is_unneeded(1)
             await writer.delete(PATHS.ledger(1))

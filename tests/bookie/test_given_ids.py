@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace as with_values
 
 from bookie.config import GarbageConfig
+from bookie.ledger_storage import LedgerStorage
 from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds, Need
-from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BadRequestError,
     BookieUnavailableError,
@@ -25,11 +25,11 @@ from dlcore.base.errors import (
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.binding import ensure_namespace
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.aio import run, until
 from tests.fixtures.ledgers import metadata_of
 from tests.fixtures.memory_disk import MemoryDisk
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 
 if TYPE_CHECKING:
@@ -431,7 +431,7 @@ def test_a_metadata_server_that_lags_makes_no_new_ledger_refused() -> None:
     """Goal: the id is read after a sync: the bookie's server may be behind the writer's."""
 
     async def scenario() -> None:
-        tree = MemoryTree(lag=lambda: 3600.0)
+        tree = SimulatedTree(lag=lambda: 3600.0)
         writer, store = tree.connect(), tree.connect()
         await ensure_namespace(writer, PATHS, ManualClock())
         ids = GivenIds(LedgerStore(store, PATHS))

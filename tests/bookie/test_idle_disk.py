@@ -16,20 +16,20 @@ from bookie.server_config import BookieConfig
 from bookie.storage.status import StorageState
 from dlcore.base.errors import BookieStorageError
 from dlcore.base.ids import BookieId
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.bookie.test_full_disk import CONFIG, DISK_BYTES
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.bookie_process import bookie_process
 from tests.fixtures.memory_disk import MemoryDisk
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.fixtures.storage import ManualClock, make_frame, open_storage
 from tests.simulation.loop import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 
@@ -51,7 +51,7 @@ class TriedDisk(MemoryDisk):
 @asynccontextmanager
 async def idle_house(disk: MemoryDisk) -> AsyncIterator[tuple[LedgerStorage, Housekeeping]]:
     """Open the storage of a bookie with one entry, idle since, and what keeps its house."""
-    tree = MemoryTree()
+    tree = SimulatedTree()
     place = Place(tree.connect(), NamespacePaths("/n"), ManualClock(), None)
     config = BookieConfig(
         name="b", metadata_uri="distributedlog://zk:2181/n", data_dir=Path("b"), storage=CONFIG

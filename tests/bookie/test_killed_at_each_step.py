@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.disks.real import RealDisk
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from tests.bookie import test_compaction as compaction
 from tests.fixtures import killed_steps
 from tests.fixtures.acknowledged import Acknowledged

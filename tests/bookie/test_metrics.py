@@ -19,7 +19,7 @@ from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
 
 
 def values_of(storage: LedgerStorage, *, connections: int = 0) -> dict[str, float]:

@@ -11,11 +11,11 @@ from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
 from dlcore.base.access import tls_in_use
 from dlcore.base.clock import SystemClock
-from dlcore.metadata.memory import MemoryTree
 from dlcore.ops.secure.certificates import SERVER
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Authority
 from tests.fixtures.served_bookie import run
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_bookie_tells_at_its_start_what_others_will_refuse(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its clients, and the bookies of which it is a client itself; none if all is in order."""
-    authority, tree = Authority(tmp_path / "tls"), MemoryTree()
+    authority, tree = Authority(tmp_path / "tls"), SimulatedTree()
 
     async def start(files: TlsFiles, **given: str) -> str:
         caplog.clear()
@@ -80,7 +80,7 @@ def test_a_new_certificate_is_judged_when_it_is_read(
     config = config_of(files, tmp_path)
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         async with await BookieServer.start(config, store=store, clock=SystemClock()):
             authority.issue("good", host="DNS:elsewhere")
             await until(lambda: "is not accepted by others" in caplog.text)

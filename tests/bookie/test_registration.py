@@ -24,11 +24,11 @@ from dlcore.base.errors import (
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.values import BookieCookie, BookieRegistration
 from dlcore.metadata.binding import ensure_namespace
-from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.aio import run, until_async
 from tests.fixtures.memory_disk import MemoryDisk
+from tests.fixtures.simulated_store import SimulatedStore, SimulatedTree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,14 +41,14 @@ BOOKIE = BookieId("bookie-1", "1" * 32)
 ADDRESS = "127.0.0.1:5000"
 
 
-async def connect() -> tuple[MemoryTree, MemoryStore, str]:
+async def connect() -> tuple[SimulatedTree, SimulatedStore, str]:
     """Return a tree with a namespace, a session, and the cluster id."""
-    tree = MemoryTree()
+    tree = SimulatedTree()
     store = tree.connect()
     return tree, store, (await ensure_namespace(store, PATHS, CLOCK)).cluster_id
 
 
-async def make_cookie(store: MemoryStore) -> str:
+async def make_cookie(store: SimulatedStore) -> str:
     """Give `BOOKIE` its cookie in the cluster; return its path."""
     cookie = BookieCookie(
         name=BOOKIE.name, incarnation=BOOKIE.incarnation, cluster_id="c", created_ms=0
@@ -57,7 +57,7 @@ async def make_cookie(store: MemoryStore) -> str:
     return PATHS.cookie(BOOKIE.name)
 
 
-async def boot(disk: Disk, store: MemoryStore, cluster_id: str, name: str) -> BookieCookie:
+async def boot(disk: Disk, store: SimulatedStore, cluster_id: str, name: str) -> BookieCookie:
     """Do what a start does with the identity; the storage's first file stands for data."""
     cookie = await establish_identity(
         disk, store, PATHS, name=name, cluster_id=cluster_id, clock=CLOCK
@@ -214,7 +214,7 @@ def test_a_damaged_cookie_is_refused() -> None:
 class Registered:
     """A registrar at work, and what a test asks about it."""
 
-    def __init__(self, tree: MemoryTree, *, address: str = ADDRESS) -> None:
+    def __init__(self, tree: SimulatedTree, *, address: str = ADDRESS) -> None:
         self.store = tree.connect()
         self.conflicts: list[DLError] = []
         self.registrar = Registrar(

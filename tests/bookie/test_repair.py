@@ -14,16 +14,15 @@ import pytest
 from bookie import housekeeping
 from bookie.config import StorageConfig
 from bookie.files.format import file_name
-from bookie.membership.repair import Repairer
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
+from bookie.upkeep.repair import Repairer
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import BookieStorageError
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import BookieRegistration, LedgerState
 from dlcore.metadata.binding import ensure_namespace
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.stored import encode
 from dlcore.wire.frames import encode_frame
 from dlcore.wire.memory_bookies import MemoryBookie, MemoryBookieClient
@@ -33,6 +32,7 @@ from tests.fixtures.ledger_cluster import PATHS, TokenClock
 from tests.fixtures.ledgers import LEDGER_ID, bookie, frame_of, metadata_of, quorum_of
 from tests.fixtures.memory_disk import MemoryDisk
 from tests.fixtures.served_bookie import ANY_SPACE
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.fixtures.storage import open_storage
 from tests.simulation.loop import run
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.metadata.memory import MemoryStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 ENTRIES = 6
 STRIPED = metadata_of((0, "ABCD"), quorum=quorum_of(4, 2, 2))
@@ -56,7 +56,7 @@ class Scene:
     storage: LedgerStorage
     disk: MemoryDisk
     peers: dict[str, MemoryBookie]
-    store: MemoryStore
+    store: SimulatedStore
 
     def damage(self, entry_id: int) -> None:
         """Change a byte of an entry of A."""
@@ -88,7 +88,7 @@ class Scene:
 @asynccontextmanager
 async def scene_of(metadata: LedgerMetadata = STRIPED) -> AsyncIterator[Scene]:
     """Set up a ledger and run A's repairer."""
-    store = MemoryTree().connect()
+    store = SimulatedTree().connect()
     await ensure_namespace(store, PATHS, TokenClock())
     ledgers = LedgerStore(store, PATHS)
     await ledgers.create(metadata)
@@ -100,7 +100,11 @@ async def scene_of(metadata: LedgerMetadata = STRIPED) -> AsyncIterator[Scene]:
             for peer in peers.values():
                 peer.add_entry(frame_of(entry_id), is_recovery=False)
         repairer = Repairer(
-            storage, bookie=bookie("A"), ledgers=ledgers, client=MemoryBookieClient(peers.values())
+            storage.writes,
+            storage.core.damage,
+            bookie=bookie("A"),
+            ledgers=ledgers,
+            client=MemoryBookieClient(peers.values()),
         )
         task = asyncio.create_task(repairer.run())
         yield Scene(storage, disk, peers, store)
@@ -257,7 +261,7 @@ def test_others_are_asked_as_the_settings_of_clients_say(
     peer = bookie("B")
 
     async def main(port: int) -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         config = BookieConfig(
             name="a",
             metadata_uri=f"distributedlog://memory:2181{PATHS.root}",

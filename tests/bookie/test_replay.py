@@ -12,7 +12,7 @@ import pytest
 
 from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.lengths import sample
 from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config

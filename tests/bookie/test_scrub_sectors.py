@@ -20,7 +20,7 @@ from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
     from bookie.files.index import Location
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
 
 SECTOR = 512
 CONFIG = small_config(

@@ -30,7 +30,6 @@ from dlcore.base.errors import (
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.binding import ensure_namespace, read_binding
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
@@ -39,6 +38,7 @@ from tests.fixtures.aio import until, until_async
 from tests.fixtures.bookie_process import REPOSITORY, BookieProcess, bookie_process, end_of, spawn
 from tests.fixtures.lengths import sample
 from tests.fixtures.served_bookie import ANY_SPACE, CLIENT, frame_of, run
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -306,7 +306,7 @@ def test_optimised_python_is_refused_before_anything_happens(tmp_path: Path) -> 
 
 @asynccontextmanager
 async def in_process(
-    directory: Path, tree: MemoryTree, **limits: object
+    directory: Path, tree: SimulatedTree, **limits: object
 ) -> AsyncIterator[BookieServer]:
     """Run a bookie in the test's own process, on a metadata store in memory."""
     storage = StorageConfig(
@@ -333,7 +333,7 @@ def test_a_full_disk_is_registered_as_read_only(tmp_path: Path) -> None:
     """No free space by its own rules: it registers as read-only, and says so to adds."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         space = SpaceConfig(read_only_below_bytes=2**50, writable_above_bytes=2**50)
         async with in_process(tmp_path, tree, space=space) as server:
             store = tree.connect()
@@ -354,7 +354,7 @@ def test_a_bookie_is_registered_where_clients_reach_it(tmp_path: Path) -> None:
     """Something forwards from another address: that one is registered, and not its own."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         config = BookieConfig(
             name="b",
             metadata_uri=URI,
@@ -385,7 +385,7 @@ def test_a_storage_that_fails_during_the_start_ends_the_start(tmp_path: Path) ->
             self.storage._on_failed(BookieStorageError("made to fail"))
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         config = BookieConfig(name="b", metadata_uri=URI, data_dir=tmp_path)
         with pytest.raises(BookieStorageError, match="the storage failed"):
             await FailsEarly.start(config, store=store, clock=SystemClock())
@@ -399,7 +399,7 @@ def test_a_storage_that_fails_later_ends_the_bookie(tmp_path: Path) -> None:
     """Its first error is the bookie's; clients get an error before that when its disk is full."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store = tree.connect()
         async with in_process(tmp_path, tree) as server:
             for is_full in (True, False):
@@ -422,7 +422,7 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
     """Two ledgers, one deleted: only that one goes; none goes in another cluster's namespace."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store = tree.connect()
         async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
             await store.put(PATHS.ledger_idgen, b"3", version=-1)
@@ -435,7 +435,7 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
                 await until(lambda: server.storage.core.live_ledgers() == [2])
             root = await store.get(PATHS.root)
             assert root is not None
-            other = MemoryTree().connect()
+            other = SimulatedTree().connect()
             await store.put(PATHS.root, await _binding_of_another(other), version=root.version)
             await store.delete(PATHS.ledger(2))
             with pytest.raises(Exception, match="no ledger counts as deleted"):
@@ -454,7 +454,7 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
     """Two ledgers in a namespace that gave out one: it is a restored backup, and proves nothing."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store = tree.connect()
         # Old enough only in the second half: the bookie collects by itself, too.
         async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=600_000)) as server:
@@ -486,7 +486,7 @@ def test_a_ledger_that_was_never_made_stops_no_garbage_collection(tmp_path: Path
     """Goal: requests with ids out of the blue leave nothing, and garbage goes as before."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store = tree.connect()
         async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
             await store.put(PATHS.ledger_idgen, b"3", version=-1)
@@ -538,7 +538,7 @@ def test_a_bug_in_the_upkeep_does_not_end_it(
     """Goal: what runs in the background is tried again, whatever it raised, and that is logged."""
 
     async def scenario() -> None:
-        async with in_process(tmp_path, MemoryTree()) as server:
+        async with in_process(tmp_path, SimulatedTree()) as server:
             calls = 0
 
             async def broken(*_asked: object, **_options: object) -> None:
@@ -564,7 +564,7 @@ def test_a_refused_start_leaves_nothing_behind(tmp_path: Path) -> None:
     """Take the folder twice in one process; the first bookie goes on, and stops twice."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         async with in_process(tmp_path, tree) as server:
             with pytest.raises(ConfigurationError):
                 async with in_process(tmp_path, tree):

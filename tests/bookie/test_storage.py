@@ -37,7 +37,7 @@ from tests.simulation.loop import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
 
 SPACE = SpaceConfig(
     read_only_below_bytes=10_000,
@@ -531,7 +531,7 @@ def test_files_of_deleted_ledgers_are_dropped_whole() -> None:
             assert (await storage.upkeep.collect_garbage(is_deleted)).ledgers_deleted == 0
             clock.now += 1
             report = await storage.upkeep.collect_garbage(is_deleted)
-            assert (report.ledgers_seen, report.ledgers_deleted) == (3, 2)
+            assert report.ledgers_deleted == 2
             assert report.files_deleted >= 4
             assert len(before - set(disk.names())) == report.files_deleted
             assert report.bytes_freed > 10_000

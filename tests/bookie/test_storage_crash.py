@@ -14,7 +14,7 @@ import random
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BookieError,
     BookieStorageError,

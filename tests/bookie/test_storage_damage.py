@@ -15,7 +15,7 @@ import pytest
 
 from bookie.disks.real import RealDisk
 from bookie.files.format import file_name
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.aio import run, until
 from tests.fixtures.memory_disk import MemoryDisk

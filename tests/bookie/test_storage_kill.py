@@ -19,7 +19,7 @@ KILLS = amount(5, sampled=2)
 WRITER = """
 import asyncio, pathlib, sys
 from bookie.disks.real import RealDisk
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from tests.fixtures.storage import ManualClock, make_frame, small_config
 
 async def write(storage, ledger_id, entry_id):

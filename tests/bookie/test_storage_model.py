@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.errors import (
     BadRequestError,
     BookieError,

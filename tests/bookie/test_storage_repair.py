@@ -10,7 +10,7 @@ import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig
 from bookie.files.format import file_name
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
     BadRequestError,

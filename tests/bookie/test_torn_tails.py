@@ -20,7 +20,7 @@ from bookie.files.format import (
     owner_digest,
     read_record_header,
 )
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.errors import NoSuchEntryError, NoSuchLedgerError
 from dlcore.wire.frames import decode_frame
 from tests.bookie.test_damaged_files import place

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie.config import StorageConfig
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
 
 LEDGERS = (1, 2)
 ADDS = st.tuples(

@@ -16,7 +16,7 @@ from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
 
 if TYPE_CHECKING:
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
 
 CONFIG = small_config(
     file_bytes_max=2000,

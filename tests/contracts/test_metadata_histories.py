@@ -11,7 +11,6 @@ import pytest
 from dlcore.base.errors import (
     MetadataError,
 )
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.port import (
     ANY_VERSION,
     Check,
@@ -25,6 +24,7 @@ from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import sample
 from tests.fixtures.metadata_backend import lagging_tree
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from dlcore.ops.sandbox.metadata_server import EmbeddedMetadataServer
@@ -77,7 +77,7 @@ def test_all_stores_answer_a_random_history_alike(
     async def main() -> None:
         real = await ZooKeeperStore.connect(zookeeper.servers, connect_timeout_s=60)
         ours = await ZooKeeperStore.connect(metadata_server.servers, connect_timeout_s=60)
-        memory, lagging = MemoryTree().connect(), lagging_tree(seed).connect()
+        memory, lagging = SimulatedTree().connect(), lagging_tree(seed).connect()
         try:
             expected = await history(real, zookeeper_root, seed)
             assert await history(ours, zookeeper_root, seed) == expected

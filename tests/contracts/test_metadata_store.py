@@ -290,11 +290,11 @@ def test_ephemeral_nodes_vanish_when_their_session_is_closed(backend: Backend) -
     play(backend, scenario)
 
 
-def test_expiry_gives_expired_then_connected_and_a_new_session(backend: Backend) -> None:
+def test_expiry_gives_expired_then_connected_and_a_new_session(expiring_backend: Backend) -> None:
     """The ephemeral nodes are gone, the store goes on by itself."""
 
     async def scenario(store: MetadataStore, root: str) -> None:
-        other = await backend.connect()
+        other = await expiring_backend.connect()
         await other.create(f"{root}/e", ephemeral=True)
         await other.create(f"{root}/p")
         states: list[SessionState] = []
@@ -302,7 +302,7 @@ def test_expiry_gives_expired_then_connected_and_a_new_session(backend: Backend)
         token = other.session_token
         assert token
         assert token != store.session_token
-        await backend.expire(other)
+        await expiring_backend.expire(other)
         await until(lambda: states[-1:] == [SessionState.CONNECTED])
         assert [state for state in states if state is not SessionState.SUSPENDED] == [
             SessionState.EXPIRED,
@@ -316,10 +316,10 @@ def test_expiry_gives_expired_then_connected_and_a_new_session(backend: Backend)
         assert await store.get(f"{root}/e") == Versioned(b"again", 0, other.session_token)
         stop()
         states.clear()
-        await backend.expire(other)
+        await expiring_backend.expire(other)
         assert states == []
 
-    play(backend, scenario)
+    play(expiring_backend, scenario)
 
 
 class Watcher:
@@ -426,22 +426,22 @@ def test_a_watcher_that_reads_sees_the_last_change(backend: Backend) -> None:
     play(backend, scenario)
 
 
-def test_a_watch_survives_the_session(backend: Backend) -> None:
+def test_a_watch_survives_the_session(expiring_backend: Backend) -> None:
     """It is called after the expiry, and for changes after that."""
 
     async def scenario(store: MetadataStore, root: str) -> None:
-        other = await backend.connect()
+        other = await expiring_backend.connect()
         watcher = Watcher()
         other.watch(f"{root}/a", watcher)
         for _ in range(2):
             before = await watcher.settle()
-            await backend.expire(other)
+            await expiring_backend.expire(other)
             await until(lambda: watcher.calls > before)  # noqa: B023  # used in this turn only
         before = await watcher.settle()
         await store.create(f"{root}/a")
         await until(lambda: watcher.calls > before)
 
-    play(backend, scenario)
+    play(expiring_backend, scenario)
 
 
 def test_fresh_reads_see_completed_writes(backend: Backend) -> None:

@@ -15,6 +15,7 @@ from demo.flights import (
     load_flights,
     statistics,
 )
+from demo.report import save_plot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,8 +88,6 @@ def test_differences_sees_every_kind_of_damage(flights: pd.DataFrame) -> None:
 
 def test_the_plot_is_a_picture(flights: pd.DataFrame, tmp_path: Path) -> None:
     """It is written where it should be."""
-    from demo.report import save_plot  # loads matplotlib, in each worker that only finds the tests
-
     path = tmp_path / "folder" / "plot.png"
     save_plot(statistics(flights.head(5000)), path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -26,8 +26,8 @@ from dlcore.base.errors import CorruptMetadataError
 from dlcore.base.ids import DLSN
 from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.log.metadata.commit_records import list_commits
-from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.upkeep.requests import ask_for_upkeep
+from dlcore.log.upkeep.staged import list_all_staged
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
 from dlcore.ops.autorecovery.auditor import Auditor
@@ -242,7 +242,7 @@ class Scene:
         """Clients, operators and proxies list what there is."""
         assert "other" in await self.namespace.get_logs()
         await list_all_staged(self.logs)
-        await list_commits(self.logs)
+        await list_commits(self.logs.store, self.logs.paths)
         await find_nameless(self.logs)
         await audit_ledgers(self.logs, report=lambda *_: None)
         for log in ("damaged", "other"):

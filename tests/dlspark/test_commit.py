@@ -15,7 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from dlcore import SharedStaging
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, UnexpectedError
-from dlcore.log.staging.append import check_identity
+from dlcore.base.ids import require_identity
 from dlspark import in_batch
 from dlspark.commit import (
     APPLICATION_PROPERTIES,
@@ -223,7 +223,7 @@ def test_users_own_transaction_is_of_one_log() -> None:
     found = {identity(app, *log) for app in apps for log in logs}
     assert len(found) == len(apps) * len(logs)
     for each in found:
-        check_identity(each)
+        require_identity("identity", each)
     assert identity("a", "b", one) == identity("a", "renamed", one)
 
 

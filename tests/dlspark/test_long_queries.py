@@ -18,7 +18,7 @@ import pytest
 from dlcore import SharedStaging
 from dlcore.base.errors import LogNotFoundError, MetadataConnectionError
 from dlcore.base.records import LogRecord
-from dlcore.log.metadata import store
+from dlcore.metadata import one_node
 from dlcore.sync import open_namespace
 from dlspark import sessions
 from dlspark.commit import AppendIdentity
@@ -200,7 +200,7 @@ def test_zookeeper_is_away_for_longer_than_anybody_waits(
     fresh_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query meanwhile gets an error, and loses nothing: the same processes go on afterwards."""
-    monkeypatch.setattr(store, "_RETRY_DELAYS_S", (0.1,))
+    monkeypatch.setattr(one_node, "RETRY_DELAYS_S", (0.1,))
     cluster = fresh_sandbox()
     address = Address(uri=cluster.uri)
     sessions._kept.namespaces[address] = open_namespace(cluster.uri, session_timeout_s=4)

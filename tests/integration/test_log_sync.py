@@ -13,14 +13,9 @@ import pytest
 
 from dlcore import DLSN, LogConfig, LogRecord
 from dlcore.base.errors import (
-    AlreadyClosedError,
     ConfigurationError,
     EndOfStreamError,
-    LogEmptyError,
-    LogNotFoundError,
-    OwnershipAcquireFailedError,
     ReaderIdleError,
-    TransactionIdOutOfOrderError,
     WriteError,
 )
 from dlcore.sync import copy_log, open_namespace, portal as portals, scan
@@ -57,48 +52,6 @@ print([name for name in sys.modules if name in ("grpc", "pandas")])
     assert done.stdout.splitlines() == ["b'a'", "[]"]
 
 
-def test_the_readme_example(namespace_uri: str) -> None:
-    """Write, flush, commit, read; everything is a context manager."""
-    with open_namespace(namespace_uri) as namespace:
-        namespace.create_log("sync/readme")
-        log = namespace.open_log("sync/readme")
-        with pytest.raises(LogEmptyError):
-            log.get_last_dlsn()
-        with log.open_writer() as writer:
-            writer.write(LogRecord(txid=1, payload=b"a"))
-            assert writer.write_bulk([LogRecord(2, b"b"), LogRecord(2, b"c")]) == 2
-            with pytest.raises(TransactionIdOutOfOrderError):
-                writer.write(LogRecord(1, b"late"))
-            writer.flush()
-            writer.write_batch(pa.record_batch({"txid": [3, 4], "value": [b"d", b"e"]}))
-            last = writer.commit()
-            assert last == log.get_last_dlsn()
-            with log.open_reader(dlsn=DLSN.INITIAL) as reader:
-                first = reader.read_next()
-                assert first is not None
-                assert (first.txid, first.payload, first.sequence_id) == (1, b"a", 0)
-                rest = reader.read_batch()
-                assert rest is not None
-                assert rest.column("value").to_pylist() == [b"b", b"c"]
-                assert [r.txid for r in reader.read_bulk(100)] == [3, 4]
-                assert reader.read_next() is None
-                assert reader.read_next(non_blocking=True) is None
-            assert writer.truncate(DLSN(1, 0, 2))
-            writer.mark_end_of_stream()
-        assert log.get_first_dlsn() == DLSN(1, 0, 2)
-        assert log.get_log_record_count() == 3
-        assert log.is_end_of_stream_marked()
-        with log.open_reader() as reader:
-            assert len(reader.read_bulk(100)) == 3
-            with pytest.raises(EndOfStreamError):
-                reader.read_next()
-        namespace.delete_log("sync/readme")
-        with pytest.raises(LogNotFoundError):
-            namespace.open_log("sync/readme")
-    with pytest.raises(AlreadyClosedError):
-        namespace.get_logs()
-
-
 def test_a_scan_in_another_process(namespace_uri: str) -> None:
     """Ranges are pickled to a process that knows nothing of the metadata store."""
     with open_namespace(namespace_uri, config=LogConfig(entry_bytes=10_000)) as namespace:
@@ -132,19 +85,6 @@ assert rows == [b"%d" % i for i in range(7, 20000)], len(rows)
     assert next(batches).sequence_id == 7
     batches.close()  # type: ignore[attr-defined]
     assert sum(b.batch.num_rows for b in scan(ranges)) == 20_000 - 7
-
-
-def test_parts_staged_here_are_committed_elsewhere(namespace_uri: str) -> None:
-    """An append commits the extents it is given, of any process."""
-    with open_namespace(namespace_uri) as namespace:
-        log = namespace.open_log("sync/staged", create_if_missing=True)
-        with namespace.begin_append("sync-staged", 1) as staging:
-            staging.write_batch("sync/staged", pa.record_batch({"value": [b"a", b"b"]}))
-            extents = staging.stage()
-            assert log.get_log_record_count() == 0
-            with namespace.begin_append("sync-staged", 1) as committing:
-                assert committing.commit(extents).committed
-        assert [record.payload for record in log.open_reader().read_bulk(10)] == [b"a", b"b"]
 
 
 def test_a_scan_learns_of_new_addresses(namespace_uri: str) -> None:
@@ -253,94 +193,6 @@ def test_batches_and_records_in_turn(namespace_uri: str) -> None:
             reader.close()
 
 
-def test_iterating_seeking_and_deadlines(namespace_uri: str) -> None:
-    """Over segments, by records and by batches; a reader knows where it is, also in a loop."""
-    with open_namespace(namespace_uri) as namespace:
-        namespace.create_log("sync/iterate")
-        with namespace.open_log("sync/iterate") as log:
-            for segment in range(3):
-                with log.open_writer() as writer:
-                    writer.write_bulk(LogRecord(segment * 100 + n, b"x") for n in range(100))
-            with log.open_reader() as reader:
-                for record in reader:
-                    if record.txid == 149:
-                        break
-                assert record.position_in_segment == 50
-                assert reader.position == record.dlsn.next_slot()
-                assert [r.txid for r in reader.read_bulk(3)] == [150, 151, 152]
-                counts = [batch.num_rows for batch in reader.batches()]
-                assert sum(counts) == 147
-                assert list(reader) == []
-                assert reader.read_bulk(1, timeout_s=0.05) == []
-                loop = reader.records()
-                reader.seek(txid=250)
-                assert reader.position == next(loop).dlsn
-                reader.seek(dlsn=record.dlsn)
-                assert reader.read_next() == record
-                assert "OPEN" in repr(reader)
-                with pytest.raises(ConfigurationError, match="count=0"):
-                    reader.read_bulk(0)
-            with log.open_writer() as writer:
-                writer.write(LogRecord(300, b"x"))
-                writer.mark_end_of_stream()
-            with log.open_reader(txid=298) as reader:
-                assert [r.txid for r in reader.read_bulk(9, timeout_s=60)] == [298, 299, 300]
-                assert list(reader.records(follow=True)) == []
-                reader.seek(txid=298)
-                assert sum(b.num_rows for b in reader.batches(follow=True)) == 3
-
-
-def test_known_facts_of_a_log(namespace_uri: str) -> None:
-    """Status, first and last record, and segments as they change."""
-    with open_namespace(namespace_uri) as namespace:
-        namespace.create_log("sync/known")
-        assert namespace_uri in repr(namespace)
-        with namespace.open_log("sync/known") as log:
-            watch = log.watch_segments()
-            assert next(watch) == []
-            with log.open_writer() as writer:
-                writer.write_bulk(LogRecord(n, b"x") for n in range(7, 10))
-                writer.commit()
-                status = log.status()
-                assert status.writer is not None
-                assert "last_txid=9" in repr(writer)
-            assert [segment.lssn for segment in next(watch)] == [1]
-            watch.close()
-            assert (status.record_count, status.last_txid, status.sealed) == (3, 9, False)
-            assert (log.get_first_txid(), log.get_first_record().txid) == (7, 7)
-            assert log.get_last_record().dlsn == status.last
-            assert log.status().writer is None
-            assert "sync/known" in repr(log)
-            assert "sync/known" in log.read()._repr_html_()
-
-
-def test_subscribers_of_a_log(namespace_uri: str) -> None:
-    """A position that the log keeps, for one reader at a time; it outlives the namespace."""
-    with open_namespace(namespace_uri) as namespace:
-        namespace.create_log("sync/subscribed")
-        with namespace.open_log("sync/subscribed") as log:
-            with log.open_writer() as writer:
-                writer.write_bulk(LogRecord(n, b"x") for n in range(10))
-            reader = log.open_reader(subscriber="s")
-            for record in reader:
-                if record.txid == 3:
-                    break
-            assert reader.commit() == reader.committed == record.dlsn.next_slot()
-            impatient = namespace.open_log("sync/subscribed", config=LogConfig(lock_timeout_s=0))
-            with pytest.raises(OwnershipAcquireFailedError):
-                impatient.open_reader(subscriber="s")
-    with open_namespace(namespace_uri) as namespace, namespace.open_log("sync/subscribed") as log:
-        assert log.get_subscriptions() == {"s": record.dlsn.next_slot()}
-        with log.open_reader(subscriber="s") as reader:
-            assert [r.txid for r in reader] == [4, 5, 6, 7, 8, 9]
-        log.move_subscription("s", txid=8)
-        with log.open_reader(subscriber="s") as reader:
-            assert [r.txid for r in reader] == [8, 9]
-        assert log.delete_subscription("s")
-        assert log.get_subscriptions() == {}
-        log.delete()
-
-
 def test_idle_readers_and_truncated_records(namespace_uri: str) -> None:
     """A reader that follows gives up in time; what is truncated is read as long as it is stored."""
     with open_namespace(namespace_uri) as namespace:
@@ -362,27 +214,6 @@ def test_idle_readers_and_truncated_records(namespace_uri: str) -> None:
                 pytest.raises(ReaderIdleError),
             ):
                 next(idle.records(follow=True))
-
-
-def test_many_logs_as_one(namespace_uri: str) -> None:
-    """By transaction id; after the loop reads go on behind it, also with another reader."""
-    names = ["sync/even", "sync/odd"]
-    with open_namespace(namespace_uri) as namespace:
-        for first, name in enumerate(names):
-            namespace.create_log(name)
-            with namespace.open_log(name) as log, log.open_writer() as writer:
-                writer.write_bulk(LogRecord(txid, b"x") for txid in range(first, 100, 2))
-        with namespace.open_merged_reader(names) as reader:
-            for log_name, record in reader:
-                assert log_name == names[record.txid % 2]
-                if record.txid == 41:
-                    break
-            positions = reader.positions
-            assert [each.record.txid for each in reader.read_bulk(3)] == [42, 43, 44]
-            assert [each.record.txid for each in reader] == list(range(45, 100))
-            assert "2 logs" in repr(reader)
-        with namespace.open_merged_reader(names, positions=positions) as reader:
-            assert [each.record.txid for each in reader] == list(range(42, 100))
 
 
 def test_a_log_is_copied_once(namespace_uri: str) -> None:

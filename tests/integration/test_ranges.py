@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import polars as pl
@@ -12,10 +12,12 @@ import pytest
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
+from dlcore.log.reading.reader import DirectReader
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dlcore.sync import DistributedLogManager
 
@@ -77,3 +79,36 @@ def test_polars_that_is_not_there(
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ConfigurationError, match="pip install polars"):
         log.read().to_polars()
+
+
+def test_a_range_is_waited_for(namespace_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that does not see yet what was readable when the range was made sees it soon."""
+    name = "ranges/waited"
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log(name)
+        with namespace.open_log(name).open_writer() as writer:
+            writer.write_bulk(LogRecord(txid, b"%d" % txid) for txid in range(10, 20))
+    expected = [b"%d" % txid for txid in range(10, 20)]
+    is_behind = True
+    adding = DirectReader._add
+
+    async def add(self: DirectReader, *, non_blocking: bool, until_caught_up: bool) -> Any:
+        """Give nothing until a caller waits for it."""
+        nonlocal is_behind
+        if is_behind and (non_blocking or until_caught_up):
+            return None
+        is_behind = False
+        return await adding(self, non_blocking=non_blocking, until_caught_up=until_caught_up)
+
+    monkeypatch.setattr(DirectReader, "_add", add)
+    uses: list[Callable[[Any], list[bytes]]] = [
+        lambda found: found.to_arrow()["value"].to_pylist(),
+        lambda found: list(found.to_pandas()["value"]),
+        lambda found: found.to_polars()["value"].to_list(),
+        lambda found: pa.RecordBatchReader.from_stream(found).read_all()["value"].to_pylist(),
+        lambda found: [each for batch in found for each in batch["value"].to_pylist()],
+    ]
+    with open_namespace(namespace_uri) as namespace, namespace.open_log(name) as log:
+        for use in uses:
+            is_behind = True
+            assert use(log.read()) == expected

@@ -9,11 +9,9 @@ import sys
 import threading
 import traceback
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
 
 from dlcore.backends.flight import endpoint
@@ -21,12 +19,7 @@ from dlcore.backends.flight.namespace import open_namespace as open_remote_async
 from dlcore.base import backoff
 from dlcore.base.errors import (
     AlreadyClosedError,
-    AlreadyTruncatedError,
-    ConfigurationError,
-    LogEmptyError,
-    LogNotFoundError,
     ProxyUnavailableError,
-    SchemaMismatchError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
@@ -58,13 +51,6 @@ def proxy(sandbox: Sandbox) -> Iterator[ProxyThread]:
 
 
 @pytest.fixture(scope="module")
-def remote(proxy: ProxyThread) -> Iterator[Namespace]:
-    """Its logs, through it."""
-    with open_remote(proxy.server.location) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def namespace(sandbox: Sandbox) -> Iterator[Namespace]:
     """The same logs, without it."""
     with open_namespace(sandbox.uri) as opened:
@@ -84,26 +70,6 @@ def write(log: DistributedLogManager, first: int, count: int) -> None:
             writer.write(LogRecord(number, b"%d" % number))
             if number % 7 == 0:
                 writer.flush()
-
-
-def test_known_facts_of_a_log(remote: Namespace, log: DistributedLogManager) -> None:
-    """As without a proxy."""
-    found = remote.open_log(log.name)
-    with pytest.raises(LogEmptyError, match="holds no record"):
-        found.get_first_dlsn()
-    assert found.read().to_arrow().num_rows == 0
-    write(log, 0, 50)
-    assert remote.get_logs(log.name) == [log.name]
-    assert found.name == log.name
-    assert found.log_id == log.log_id
-    assert found.get_log_record_count() == 50
-    assert (found.get_first_dlsn(), found.get_last_dlsn()) == (DLSN.INITIAL, log.get_last_dlsn())
-    assert found.get_schema() is None
-    assert not found.is_end_of_stream_marked()
-    log.mark_end_of_stream()
-    assert found.is_end_of_stream_marked()
-    assert log.name in f"{found} {found.read()} {found.open_reader()}"
-    assert "grpc://" in repr(remote)
 
 
 def test_a_program_that_uses_proxies_loads_no_pandas(
@@ -133,96 +99,6 @@ print("pandas" in sys.modules)
         timeout=120,
     )
     assert done.stdout.splitlines()[1:] == ["a", "b", "[2]", "False"]
-
-
-def test_ranges(remote: Namespace, log: DistributedLogManager) -> None:
-    """By positions, transaction ids and times; with some columns; as batches or a table."""
-    write(log, 0, 50)
-    later = datetime.now(UTC)
-    wait_until(lambda: datetime.now(UTC).timestamp() > later.timestamp() + 0.002, timeout_s=WAIT_S)
-    write(log, 50, 50)
-    found = remote.open_log(log.name)
-    rows = found.read().to_arrow().to_pylist()
-    assert [row["txid"] for row in rows] == list(range(100))
-    assert [row["value"] for row in rows] == log.read().to_arrow().column("value").to_pylist()
-    position = DLSN(*rows[30]["dlsn"].values())
-    table = found.read(position, 60, columns=["txid"]).to_arrow()
-    assert table.to_pydict() == {"txid": list(range(30, 60))}
-    assert found.read(later).to_arrow().column("txid").to_pylist() == list(range(50, 100))
-    batches = list(found.read(95))
-    assert pa.Table.from_batches(batches).column("txid").to_pylist() == list(range(95, 100))
-    frames = found.read(95, columns=["txid"])
-    assert frames.to_pandas().txid.tolist() == list(range(95, 100))
-    assert frames.to_polars()["txid"].to_list() == list(range(95, 100))
-    assert pa.table(frames).column("txid").to_pylist() == list(range(95, 100))
-    assert pa.table(found.read(100, columns=["txid"])).num_rows == 0
-
-
-def test_a_reader_goes_on_where_it_was(remote: Namespace, log: DistributedLogManager) -> None:
-    """Each record once, over calls; its position is returned."""
-    write(log, 0, 20)
-    with remote.open_log(log.name).open_reader(txid=5) as reader:
-        assert reader.log_name == log.name
-        records = list(reader.records())
-        assert [record.txid for record in records] == list(range(5, 20))
-        expected = next(iter(log.open_reader(txid=19).records()))
-        assert (records[-1].dlsn, records[-1].payload) == (expected.dlsn, expected.payload)
-        assert records[-1].sequence_id == expected.sequence_id
-        assert records[-1].timestamp_ms == expected.timestamp_ms
-        assert reader.position is not None
-        assert reader.position > records[-1].dlsn
-        assert list(reader.batches()) == []
-        write(log, 20, 5)
-        assert [record.txid for record in reader.records()] == list(range(20, 25))
-        write(log, 25, 5)
-        following = reader.records(follow=True)
-        assert [next(following).txid for _ in range(5)] == list(range(25, 30))
-
-
-def test_mistakes_raise_the_cores_errors(remote: Namespace, log: DistributedLogManager) -> None:
-    """With what was wrong."""
-    write(log, 0, 20)
-    found = remote.open_log(log.name)
-    with pytest.raises(LogNotFoundError, match="remote/none"):
-        remote.open_log("remote/none")
-    with pytest.raises(ConfigurationError, match="not several"):
-        found.open_reader(txid=1, dlsn=DLSN.INITIAL)
-    with pytest.raises(ConfigurationError, match="no time zone"):
-        found.read(datetime.now())  # noqa: DTZ005
-    with pytest.raises(SchemaMismatchError, match="'speed' is not one of its columns"):
-        found.read(columns=["speed"]).to_arrow()
-    with pytest.raises(ConfigurationError, match="read batches"):
-        list(found.open_reader(columns=["txid"]).records())
-    log.truncate(txid=10)
-    with pytest.raises(AlreadyTruncatedError, match="1:0:1 was truncated"):
-        found.read(DLSN(1, 0, 1)).to_arrow()
-    with pytest.raises(ConfigurationError, match="or grpc://host:port"):
-        open_remote("http://127.0.0.1:1")
-
-
-def test_logs_come_and_go(remote: Namespace) -> None:
-    """By the core's names, blocking."""
-    name = f"remote/{uuid4().hex}"
-    assert not remote.log_exists(name)
-    with remote.open_log(name, create_if_missing=True) as log:
-        with log.open_writer() as writer:
-            writer.write_table(pa.table({"value": ["a", "b", "c"]}))
-        with log.open_reader() as reader:
-            assert [each.payload for each in reader.read_bulk(2)] == [b"a", b"b"]
-            third = reader.read_next()
-            assert third is not None
-            assert reader.read_next() is None
-            assert reader.read_next(non_blocking=True) is None
-            reader.seek(txid=third.txid)
-            assert [each.dlsn for each in reader][-1] == third.dlsn
-        assert log.truncate(third.dlsn)
-        assert not log.truncate(txid=0)
-        assert log.update_settings(mode="proxied") == log.get_settings()
-        log.mark_end_of_stream()
-    remote.rename_log(name, f"{name}/new")
-    assert (remote.log_exists(name), remote.log_exists(f"{name}/new")) == (False, True)
-    remote.delete_log(f"{name}/new")
-    assert remote.get_logs(name) == []
 
 
 def test_no_server_answers() -> None:

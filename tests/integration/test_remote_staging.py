@@ -15,20 +15,9 @@ from dlcore import AppendRun, SharedStaging
 from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.backends.flight.staging import KEPT_BYTES_MAX
 from dlcore.base.errors import (
-    AppendAbortedError,
-    AppendMismatchError,
-    ConfigurationError,
-    LogExistsError,
-    LogNotFoundError,
-    LogRecordTooLongError,
-    OwnershipAcquireFailedError,
-    SchemaMismatchError,
-    TransactionIdOutOfOrderError,
-    TransactionTooLargeError,
-    UnsupportedError,
     WriteError,
 )
-from dlcore.log.metadata.staged import list_all_staged
+from dlcore.log.upkeep.staged import list_all_staged
 from dlcore.sync import StagedExtent, open_namespace, open_namespace as open_remote
 from tests.fixtures.proxies import ask, proxy_process
 
@@ -40,7 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 SCHEMA = pa.schema([("value", pa.binary())])
-COLUMNS = pa.schema([("fare", pa.float64()), ("city", pa.string())])
 
 
 @pytest.fixture
@@ -170,70 +158,15 @@ def _staged(direct: Namespace) -> list[Any]:
     return direct._call(list_all_staged(namespace.log_context))
 
 
-def test_the_names_of_the_core(direct: Namespace, remote: Namespace, logs: list[str]) -> None:
-    """A batch larger than a message, typed logs, replacing, aborting, and the core's errors."""
-    name, typed = uuid4().hex, f"{logs[0]}/typed"
-    with remote.begin_append(name, 1) as append:
-        append.write_batch(logs[0], rows(*(f"{n:01000}" for n in range(20_000))))
+def test_a_batch_larger_than_is_kept(direct: Namespace, remote: Namespace, logs: list[str]) -> None:
+    """It is sent in several messages, and a client keeps none of them to send it again."""
+    payloads = [f"{number:01000}" for number in range(20_000)]
+    assert 2 * KEPT_BYTES_MAX < 20_000 * 1000
+    with remote.begin_append(uuid4().hex, 1) as append:
+        append.write_batch(logs[0], rows(*payloads))
         append.write_batch(logs[1], rows("b"))
         assert append.commit().committed
-    assert held(direct, logs[0]) == [f"{n:01000}" for n in range(20_000)]
-    assert 2 * KEPT_BYTES_MAX < 20_000 * 1000
-    with remote.begin_append(name, 2) as append:
-        extents = stage(remote, name, (logs[0], rows("new")))
-        assert append.commit(extents, replaces=[logs[0]]).committed
-    assert held(direct, logs[0]) == ["new"]
-    remote.create_log(typed, schema=COLUMNS)
-    with pytest.raises(LogExistsError):
-        remote.create_log(typed)
-    opened, more = remote.open_log(typed), pa.schema([("fare", pa.float64()), ("tip", pa.int64())])
-    assert opened.update_schema(more, merge=True).names == ["fare", "city", "tip"]
-    with pytest.raises(UnsupportedError, match="merge=False"):
-        opened.update_schema(more)
-    assert direct.get_schemas([typed])[typed].names == ["fare", "city", "tip"]  # type: ignore[union-attr]
-    with pytest.raises(SchemaMismatchError):
-        opened.update_schema(pa.schema([("city", pa.int64())]), merge=True)
-    with remote.begin_append(name, 3) as append:
-        append.write_batch(typed, pa.record_batch({"fare": [1.5], "tip": [2]}))
-        append.commit()
-    assert direct.open_log(typed).read().to_arrow()["tip"].to_pylist() == [2]
-    with remote.begin_append(name, 4) as append:
-        append.write_batch(logs[1], rows("never"))
-        extents = append.stage()
-        append.abort()
-    with (
-        remote.begin_append(name, 4) as append,
-        pytest.raises(AppendAbortedError, match="is gone"),
-    ):
-        append.commit(extents)
-    with remote.begin_append(name, 2, strict=True) as append, pytest.raises(AppendMismatchError):
-        append.commit([])
-    with remote.open_staging_writer(identity=name) as writer:
-        assert writer.stage() == []
-        writer.write_batch("no/such/log", rows("x"))
-        with pytest.raises(LogNotFoundError, match="no/such/log"):
-            writer.stage()
-        writer.discard()
-        writer.write_batch(logs[1], rows("x" * (1 << 21)))
-        with pytest.raises(LogRecordTooLongError):
-            writer.stage()
-        writer.discard()
-        writer.write_batch(logs[1], pa.record_batch({"txid": [2, 1], "value": [b"x", b"y"]}))
-        with pytest.raises(TransactionIdOutOfOrderError):
-            writer.stage()
-        with pytest.raises(ConfigurationError, match="the same columns"):
-            writer.write_batch(logs[1], rows("x"))
-        writer.discard()
-        writer.write_batches([(f"{logs[0]}/{n}", rows("x")) for n in range(1001)])
-        with pytest.raises((TransactionTooLargeError, LogNotFoundError)):
-            writer.stage()
-    with (
-        direct.open_log(logs[1]).open_writer(),
-        remote.begin_append(name, 9, lock_timeout_s=0.1) as append,
-    ):
-        append.write_batch(logs[1], rows("held"))
-        with pytest.raises(OwnershipAcquireFailedError, match=logs[1]):
-            append.commit()
+    assert held(direct, logs[0]) == payloads
     assert held(direct, logs[1]) == ["b"]
 
 

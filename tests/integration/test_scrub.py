@@ -12,7 +12,7 @@ from dlcore import LogConfig, LogSettings, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.records import LogRecord
 from dlcore.log.cold.stores import StoredObjects
-from dlcore.log.metadata.staged import drop_merged
+from dlcore.log.upkeep.staged import drop_merged
 from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.sandbox.cluster import Sandbox
 from dlcore.ops.upkeep.config import UpkeepConfig

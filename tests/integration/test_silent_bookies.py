@@ -22,7 +22,6 @@ from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.binding import ensure_namespace
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
 from dlcore.wire.client import WireBookieClient
@@ -30,6 +29,7 @@ from tests.fixtures.freezer import Freezer
 from tests.fixtures.ledger_cluster import read_all, write
 from tests.fixtures.ledgers import bookie
 from tests.fixtures.served_bookie import CLUSTER_ID, run, serve
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_a_half_open_connection_is_noticed_and_replaced(
     """Sent data vanishes, one way or both; later all of it arrives after all."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         clock = SystemClock()
         await ensure_namespace(store, PATHS, clock)
         freezers: dict[BookieId, Freezer] = {}

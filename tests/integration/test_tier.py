@@ -14,7 +14,7 @@ import pytest
 from dlcore import LogConfig, LogSettings, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.ids import DLSN
-from dlcore.log.metadata.staged import list_staged, read_owners
+from dlcore.log.upkeep.staged import list_staged, read_owners
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.aio import until_async

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bookie.config import StorageConfig
-from bookie.storage.ledger_storage import LedgerStorage
+from bookie.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
     BadRequestError,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from tests.fixtures.memory_disk import MemoryDisk
 
 
@@ -63,7 +63,7 @@ class FaultAtlas:
 def _durable_size(file: str, disk: MemoryDisk, storage: LedgerStorage) -> int:
     """Return the length of the part of a file whose damage differs from a torn write."""
     number = file_number(file)
-    if number is None or storage.core.log.unsealed.handle(number) is None:
+    if number is None or storage.core.log.unsealed.file_of(number) is None:
         return disk.folder.size_of(file)
     if not storage.core.log.is_marked or storage.core.log.commits.queue.pending_bytes:
         return 0

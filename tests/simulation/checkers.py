@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op
     from dlcore.wire.frames import EntryFrame
+    from tests.fixtures.simulated_store import SimulatedTree
     from tests.simulation.trace import Trace
 
 READABLE = "I1 AllAckedEntriesAreReadable"
@@ -79,7 +79,7 @@ class Checkers:
     def __init__(
         self,
         *,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         paths: NamespacePaths,
         trace: Trace,
         on_violation: Callable[[BaseException], None],

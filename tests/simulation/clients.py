@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from dlcore.base.clock import Clock
-    from dlcore.metadata.memory import MemoryStore, MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.wire.port import BookieClient
+    from tests.fixtures.simulated_store import SimulatedStore, SimulatedTree
     from tests.simulation.network import Network
 
 _CONFIG = LedgerClientConfig(
@@ -65,7 +65,7 @@ class GatedStore:
     Writes may be slow, as they are in a store that replicates: on their way in or out.
     """
 
-    def __init__(self, inner: MemoryStore, *, rng: random.Random, write_delay_s: float) -> None:
+    def __init__(self, inner: SimulatedStore, *, rng: random.Random, write_delay_s: float) -> None:
         self.inner = inner
         self._rng = rng
         self.write_delay_s = write_delay_s
@@ -219,7 +219,7 @@ class SimClient:
         seed: int,
         network: Network,
         bookies: BookieClient,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         paths: NamespacePaths,
         clock: Clock,
     ) -> None:

@@ -14,7 +14,7 @@ from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
 
 if TYPE_CHECKING:
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
     from dlcore.wire.port import EntryRange, FollowUpdate

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
+    from bookie.ledger_storage import LedgerStorage
     from bookie.membership.registration_driver import Registrar
-    from bookie.storage.ledger_storage import LedgerStorage
 
 
 async def bury(storage: LedgerStorage) -> None:

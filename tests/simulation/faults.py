@@ -13,7 +13,7 @@ from tests.simulation.processes import MADE_TO_FAIL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.ledger.writing.writer import LedgerWriter
     from tests.simulation.clients import GatedStore, SimClient
     from tests.simulation.processes import SimBookie

@@ -15,7 +15,7 @@ from tests.simulation.truth import InvariantViolatedError, is_no
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from tests.simulation.clients import SimClient
     from tests.simulation.logs import Logs
     from tests.simulation.processes import SimBookie

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from bookie.membership.repair import Repairer
 from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector
+from bookie.upkeep.repair import Repairer
 from dlcore.base.errors import DLError
 from dlcore.ledger.metadata.store import LedgerStore
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.wire.port import BookieClient
@@ -56,7 +56,7 @@ class Housekeeping:
         self._rng = rng
         self._note = note
         self._eraser = Eraser(
-            storage,
+            storage.upkeep,
             self._collector(),
             bookie=bookie,
             store=session,
@@ -68,7 +68,8 @@ class Housekeeping:
     def works(self, client: BookieClient) -> list[Coroutine[Any, Any, None]]:
         """Return what is to run beside the storage, each until it is cancelled."""
         repairer = Repairer(
-            self._storage,
+            self._storage.writes,
+            self._storage.core.damage,
             bookie=self._bookie,
             ledgers=LedgerStore(self._session, self._paths),
             client=client,
@@ -102,7 +103,7 @@ class Housekeeping:
 
     def _collector(self) -> GarbageCollector:
         return GarbageCollector(
-            self._storage,
+            self._storage.upkeep,
             bookie=self._bookie,
             store=self._session,
             paths=self._paths,

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedTree
 
 
 class JudgedIds(GivenIds):
@@ -25,7 +25,7 @@ class JudgedIds(GivenIds):
         self,
         session: MetadataStore,
         paths: NamespacePaths,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         on_false_no: Callable[[str], None],
     ) -> None:
         super().__init__(LedgerStore(session, paths))

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dlcore.log.metadata.names import LogChange
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op
+    from tests.fixtures.simulated_store import SimulatedTree
 
 ONE_NAME = "L7 OneNamePerLog"
 OLD = "L8 OnlyOldOrTruncatedGoes"
@@ -98,7 +98,7 @@ class LifeCheckers:
     def __init__(
         self,
         *,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         paths: NamespacePaths,
         known: Callable[[str], Iterator[Known]],
         truncated: Callable[[str], DLSN],

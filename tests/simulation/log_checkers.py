@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dlcore.base.records import LogRecordWithDLSN
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op, Versioned
+    from tests.fixtures.simulated_store import SimulatedTree
 
 ONCE = "L1 EveryRecordOnceAtItsPlace"
 WHOLE = "L2 AppendsAreReadableAndWhole"
@@ -107,7 +107,7 @@ class LogCheckers:
     def __init__(
         self,
         *,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         paths: NamespacePaths,
         grace_s: float,
         tier_grace_s: float,

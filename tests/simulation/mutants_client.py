@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from dlcore.base.config import QuorumConfig
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.ledger.writing.context import LedgerContext
     from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import HeldEntries
 

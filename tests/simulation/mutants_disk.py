@@ -132,7 +132,7 @@ def replay_takes_one_sealed_file() -> Iterator[None]:
             take_sealed(sealed.number, iter(taken[sealed.number]))
         return replace(opened, sealed=opened.sealed[-1:])
 
-    with patch("bookie.storage.ledger_storage.open_entry_log", forgetful):
+    with patch("bookie.ledger_storage.open_entry_log", forgetful):
         yield
 
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata import changes
 from dlcore.log.metadata.names import KnownNames
-from dlcore.log.metadata.watching import NameLooks
 from dlcore.log.reading.holding import Hold, Take
 from dlcore.log.reading.subscriptions import SubscriptionHold
+from dlcore.log.reading.watching import NameLooks
 from dlcore.log.upkeep import removal, retention
 from dlcore.log.writing import changing
 from dlcore.log.writing.writer import SettingsFollower

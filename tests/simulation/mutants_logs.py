@@ -10,13 +10,13 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from dlcore.log.entries.body import move_entry
-from dlcore.log.metadata import changes, staged
+from dlcore.log.metadata import changes
 from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.values import (
     StagedLedger,
 )
 from dlcore.log.staging import commit as commits
-from dlcore.log.upkeep import removal
+from dlcore.log.upkeep import removal, staged
 from dlcore.log.upkeep.retention import Front
 from dlcore.metadata.port import ANY_VERSION, Delete, Put
 from dlcore.metadata.stored import encode

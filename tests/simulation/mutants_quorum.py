@@ -27,7 +27,7 @@ _WRITE_SET_USERS = (
     "dlcore.ledger.recovering.recovery",
     "dlcore.ledger.reading.range_read",
     "dlcore.ops.autorecovery.plan",
-    "bookie.membership.repair",
+    "bookie.upkeep.repair",
 )
 
 

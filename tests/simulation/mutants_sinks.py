@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlcore.flight.actions import AppendRequest
     from dlcore.log.metadata.commits import Decision
     from dlcore.log.metadata.values import CommitRecord
-    from dlcore.log.staging.append import DirectStagedAppend
+    from dlcore.log.staging.faces import StagedAppend
 
 # Of the sink
 
@@ -148,7 +148,7 @@ def proxies_do_not_count_writes() -> Iterator[None]:
     """An append over a proxy is of no run, so that the second one of a batch is skipped."""
     begin = Appends._begin
 
-    async def uncounted(self: Appends, request: AppendRequest) -> DirectStagedAppend:
+    async def uncounted(self: Appends, request: AppendRequest) -> StagedAppend:
         return await begin(self, replace(request, run=None))
 
     with patch.object(Appends, "_begin", uncounted):
@@ -160,7 +160,7 @@ def proxies_skip_old_batches() -> Iterator[None]:
     """An append over a proxy is skipped by its number, also one from an old checkpoint."""
     begin = Appends._begin
 
-    async def lax(self: Appends, request: AppendRequest) -> DirectStagedAppend:
+    async def lax(self: Appends, request: AppendRequest) -> StagedAppend:
         return await begin(self, replace(request, strict=False))
 
     with patch.object(Appends, "_begin", lax):
@@ -172,7 +172,7 @@ def proxies_know_no_append_again() -> Iterator[None]:
     """Each proxy that is asked to commit gives the append a token of its own."""
     begin = Appends._begin
 
-    async def anew(self: Appends, request: AppendRequest) -> DirectStagedAppend:
+    async def anew(self: Appends, request: AppendRequest) -> StagedAppend:
         token = self._namespace.log_context.clock.new_token()
         return await begin(self, replace(request, token=token))
 

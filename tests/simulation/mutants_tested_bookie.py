@@ -17,7 +17,6 @@ from bookie.files.records import IntactRecord
 from bookie.files.sealed_files import SealedFiles
 from bookie.housekeeping import Housekeeping
 from bookie.membership.given_ids import GivenIds
-from bookie.membership.repair import Repairer
 from bookie.serving.reads_in_progress import FollowStream
 from bookie.storage import writes as writes_module
 from bookie.storage.status import StorageStatus, Timers
@@ -26,6 +25,7 @@ from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
 from bookie.upkeep.garbage_collector import GarbageCollector
+from bookie.upkeep.repair import Repairer
 from bookie.upkeep.scrub import Scrubber
 from dlcore.ledger.metadata.values import LedgerMetadata
 from tests.simulation.tested import caught_by

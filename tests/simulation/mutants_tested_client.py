@@ -32,9 +32,9 @@ from dlcore.ledger.writing.appender import (
     LedgerAppender,
 )
 from dlcore.ledger.writing.writer import AppenderDriver, LedgerWriter
-from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.stored import encode
 from dlcore.wire.frames import EntryFrame
+from tests.fixtures.simulated_store import SimulatedStore
 from tests.simulation.mutants_client import changes_at_once
 from tests.simulation.tested import caught_by
 
@@ -192,12 +192,12 @@ def replies_are_read_back_without_sync() -> Iterator[None]:
     Not for the simulation: who believes it does the write again, is refused, and looks once more.
     """
 
-    get = MemoryStore.get
+    get = SimulatedStore.get
 
-    async def lax(self: MemoryStore, path: str, **_: bool) -> Any:
+    async def lax(self: SimulatedStore, path: str, **_: bool) -> Any:
         return await get(self, path)
 
-    with patch.object(MemoryStore, "get", lax):
+    with patch.object(SimulatedStore, "get", lax):
         yield
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from dlcore.log.metadata.commits import decide
 from dlcore.log.metadata.nodes import StagedNode
-from dlcore.log.metadata.watching import NameLooks
+from dlcore.log.reading.watching import NameLooks
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit

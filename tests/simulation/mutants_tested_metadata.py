@@ -14,12 +14,12 @@ from bookie.membership.registration import Announcement, Looked, Registration
 from bookie.membership.registration_driver import Registrar
 from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata import sending as sending_module, zookeeper as zookeeper_module
-from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.port import Check
 from dlcore.metadata.sending import Requests
 from dlcore.metadata.watches import Watches
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.metadata.zookeeper_session import KazooConnection, ZooKeeperSession
+from tests.fixtures.simulated_store import SimulatedStore
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -143,28 +143,28 @@ def a_dead_connection_thread_stays_dead() -> Iterator[None]:
 )
 def a_new_connection_shows_older_data() -> Iterator[None]:
     """The store in memory: another server is behind what the session has read."""
-    reconnect = MemoryStore.reconnect
+    reconnect = SimulatedStore.reconnect
 
-    def elsewhere(self: MemoryStore) -> None:
+    def elsewhere(self: SimulatedStore) -> None:
         from dlcore.metadata.tree import Tree
 
         self._server.view = Tree()
         self._server.view.apply([], 0)
         reconnect(self)
 
-    with patch.object(MemoryStore, "reconnect", elsewhere):
+    with patch.object(SimulatedStore, "reconnect", elsewhere):
         yield
 
 
 @caught_by(f"{_REGISTRATION}::test_a_bookie_without_a_cookie_is_not_registered")
 def bookies_without_a_cookie_register() -> Iterator[None]:
     """#515: one that was decommissioned comes back unnoticed."""
-    multi = MemoryStore.multi
+    multi = SimulatedStore.multi
 
-    async def lenient(self: MemoryStore, ops: Any) -> None:
+    async def lenient(self: SimulatedStore, ops: Any) -> None:
         await multi(self, [each for each in ops if not isinstance(each, Check)])
 
-    with patch.object(MemoryStore, "multi", lenient):
+    with patch.object(SimulatedStore, "multi", lenient):
         yield
 
 

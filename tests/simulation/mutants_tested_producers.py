@@ -13,9 +13,9 @@ from dlcore.flight.producer_client import Identity, ProducerClient
 from dlcore.flight.producer_server import Begun, Effect, Event, ProducerServer
 from dlcore.flight.tickets import Ticket
 from dlcore.log.entries.stamp import KEPT_MS, Claim, ProducerRow, Stamp
-from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.writing import producers as producers_module
 from dlcore.log.writing.producers import Mark, Producers
+from dlcore.metadata.session_node import SessionNode
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.writing.owned_log import OwnedLog

@@ -27,7 +27,7 @@ from dlcore.log.staging.commit import HeldLog
 from dlcore.log.writing import opening
 from dlcore.log.writing.append import KnownLog, LogAppender, StartSegment
 from dlcore.log.writing.transmit import OwnExtent
-from dlcore.log.writing.writer import Pump
+from dlcore.log.writing.writer import DirectWriter, Pump
 from dlcore.proxy.reading.kept import KeptMessages, Key
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes
 from dlcore.proxy.writing.owned_log import Accepted, OwnedLog
@@ -191,12 +191,12 @@ def a_log_is_let_go_of_without_what_was_accepted() -> Iterator[None]:
 def a_proxy_gives_its_clock_as_transaction_id() -> Iterator[None]:
     """It does not look at those that the log has."""
 
-    def fitted(self: OwnedLog, batch: pa.RecordBatch) -> Any:
+    async def fitted(self: DirectWriter, batch: pa.RecordBatch) -> Any:
         if "txid" in batch.schema.names:
-            return byte_log_batch(batch.rename_columns(["value", "txid"]))
-        return byte_log_batch(batch, assigned_txid=self._clock.now_ms())
+            batch = batch.rename_columns(["value", "txid"])
+        return byte_log_batch(batch, assigned_txid=self._context.clock.now_ms())
 
-    with patch.object(OwnedLog, "_fitted_bytes", fitted):
+    with patch.object(DirectWriter, "fitted_latest", fitted):
         yield
 
 

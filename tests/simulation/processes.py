@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from bookie.membership.identity import begin_life, establish_identity
+from bookie.ledger_storage import LedgerStorage
+from bookie.membership.identity import COOKIE_FILE, begin_life, establish_identity
 from bookie.membership.registration_driver import Registrar
-from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from dlcore.base.errors import (
     BookieStorageError,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import BookieCookie
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
+    from tests.fixtures.simulated_store import SimulatedTree
     from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
     from tests.simulation.network import Network
     from tests.simulation.plan import BookieSettings
@@ -68,7 +68,7 @@ class SimBookie:
         *,
         rng: random.Random,
         network: Network,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         paths: NamespacePaths,
         clock: Clock,
         trace: Trace,
@@ -263,8 +263,9 @@ class SimBookie:
             error, BookieStorageError | ConfigurationError | CorruptMetadataError
         )
         # With an empty disk it is refused until the cluster knows it, and not longer; then a
-        # disk without any room keeps it from beginning.
-        is_new = set(self.disk.names()) <= {"cookie.new"}
+        # disk without any room keeps it from beginning, until it has its cookie.
+        names = self.disk.names()
+        is_new = COOKIE_FILE not in names and (not names or "cookie.new" in names)
         is_passing = is_new and not self.is_without_its_disk
         if is_refusal and not is_excused and not is_passing:
             self.refusal = str(error)

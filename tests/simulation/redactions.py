@@ -160,14 +160,18 @@ class Redactions:
     async def finish(self, keeper: LogProcess) -> None:
         """Redact the rows of all but the last person, now that nothing goes wrong."""
         deadline = self._world.loop.time() + _FINISHING_S_MAX
-        begun = self._redacted
-        first = [] if begun is None else [begun]
-        for person in (*first, *(each for each in range(self._person) if each != begun)):
-            self._redacted = person
-            while self._is_under_way():
+        left = set(range(self._person))
+        if self._redacted is not None:
+            left.add(self._redacted)
+        while left:
+            # Others are refused while one is not finished that a dead process began.
+            for person in sorted(left):
+                self._redacted = person
                 await self._run(keeper, person)
-                if self._is_under_way() and self._world.loop.time() > deadline:
-                    raise InvariantViolatedError(LIVE, f"the redaction of {person} does not end")
+                if not self._is_under_way():
+                    left.remove(person)
+            if left and self._world.loop.time() > deadline:
+                raise InvariantViolatedError(LIVE, f"the redactions of {left} do not end")
 
     async def check_whole(self, keeper: LogProcess) -> None:
         """Judge what is there in the end."""

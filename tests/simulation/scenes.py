@@ -21,7 +21,7 @@ from tests.simulation.truth import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.ledger_storage import LedgerStorage
     from dlcore.ledger.writing.writer import LedgerWriter
     from tests.simulation.clients import SimClient
     from tests.simulation.processes import SimBookie

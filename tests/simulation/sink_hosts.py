@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from dlcore.base.clock import Clock
     from dlcore.log.reading.scan import CommitResult
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.sync.portal import Portal
+    from tests.fixtures.simulated_store import SimulatedStore
     from tests.simulation.log_process import LogProcess
     from tests.simulation.proxies import Proxies
 
@@ -46,7 +46,7 @@ PORTAL = cast("Portal", HandingPortal())
 class Host:
     """A process that runs one call after the other, and keeps what `dlspark.sessions` keeps."""
 
-    def __init__(self, namespace: Any, address: Address, session: MemoryStore | None) -> None:
+    def __init__(self, namespace: Any, address: Address, session: SimulatedStore | None) -> None:
         self._namespace = namespace
         self._session = session
         self._loop = asyncio.get_running_loop()

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dlcore.log.cold.table_format import Field, Place
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
+    from tests.fixtures.simulated_store import SimulatedTree
     from tests.simulation.cold_store import ColdStore, ColdStoreOfProcess
 
     IsCold = Callable[[str], bool]
@@ -71,7 +71,7 @@ class Catalog:
     def __init__(
         self,
         store: ColdStore,
-        tree: MemoryTree,
+        tree: SimulatedTree,
         paths: NamespacePaths,
         on_violation: Callable[[BaseException], None],
     ) -> None:

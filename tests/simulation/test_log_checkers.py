@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from dlcore.base.ids import DLSN
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.aio import run
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.simulation.log_checkers import LogCheckers
 from tests.simulation.truth import InvariantViolatedError
 
@@ -31,7 +31,11 @@ def test_only_truncated_records_are_left_out_by_who_reads_from_the_start(
 
     async def scenario() -> None:
         checkers = LogCheckers(
-            tree=MemoryTree(), paths=NamespacePaths("/d"), grace_s=1.0, tier_grace_s=1.0, epoch_ms=0
+            tree=SimulatedTree(),
+            paths=NamespacePaths("/d"),
+            grace_s=1.0,
+            tier_grace_s=1.0,
+            epoch_ms=0,
         )
         places = [DLSN(1, 1, 0), DLSN(2, 0, 0), DLSN(3, 0, 0)]
         payloads = [b"one", b"two", b"three"]

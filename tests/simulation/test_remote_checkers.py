@@ -14,8 +14,8 @@ from dlcore.base.errors import ProducerFencedError
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.scan import LogSnapshot
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.simulation.log_checkers import LogCheckers
 from tests.simulation.loop import run
 from tests.simulation.proxy_checkers import ProxyCheckers
@@ -34,7 +34,11 @@ def on_program(body: Callable[[ProxyCheckers, Remote], Awaitable[None]]) -> None
 
     async def scenario() -> None:
         logs = LogCheckers(
-            tree=MemoryTree(), paths=NamespacePaths("/d"), grace_s=1.0, tier_grace_s=1.0, epoch_ms=0
+            tree=SimulatedTree(),
+            paths=NamespacePaths("/d"),
+            grace_s=1.0,
+            tier_grace_s=1.0,
+            epoch_ms=0,
         )
         checkers = ProxyCheckers(logs)
         del VIOLATIONS[:]

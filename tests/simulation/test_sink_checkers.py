@@ -12,8 +12,8 @@ import pytest
 from dlcore.base.errors import AppendMismatchError
 from dlcore.base.ids import DLSN
 from dlcore.log.reading.scan import CommitResult
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.simulation.log_checkers import LogCheckers
 from tests.simulation.loop import run
 from tests.simulation.sink_checkers import SinkCheckers, WriteId
@@ -32,7 +32,11 @@ class Play:
 
     def __init__(self) -> None:
         self.logs = LogCheckers(
-            tree=MemoryTree(), paths=NamespacePaths("/d"), grace_s=1.0, tier_grace_s=1.0, epoch_ms=0
+            tree=SimulatedTree(),
+            paths=NamespacePaths("/d"),
+            grace_s=1.0,
+            tier_grace_s=1.0,
+            epoch_ms=0,
         )
         self.sinks = SinkCheckers(self.logs)
         self.write = WriteId("query", 0, 0, "id")

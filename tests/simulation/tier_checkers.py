@@ -19,9 +19,9 @@ from tests.simulation.type_checkers import PAYLOAD
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op, Versioned
+    from tests.fixtures.simulated_store import SimulatedTree
     from tests.simulation.cold_store import ColdStore
     from tests.simulation.stored_ledger import StoredLedger
     from tests.simulation.stored_log import StoredExtent
@@ -46,7 +46,7 @@ class TierCheckers:
         epoch_ms: what clocks of processes show when virtual time begins.
     """
 
-    def __init__(self, *, tree: MemoryTree, paths: NamespacePaths, epoch_ms: int) -> None:
+    def __init__(self, *, tree: SimulatedTree, paths: NamespacePaths, epoch_ms: int) -> None:
         self._tree = tree
         self._paths = paths
         self._epoch_ms = epoch_ms

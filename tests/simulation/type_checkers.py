@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op
+    from tests.fixtures.simulated_store import SimulatedTree
 
 GROWS = "L13 SchemasOnlyGrow"
 AS_WRITTEN = "L14 TypedRowsAreAsWritten"
@@ -36,7 +36,7 @@ Columns = dict[str, str]
 class TypeCheckers:
     """Records the versions of the schema and what was given to the columns, and judges both."""
 
-    def __init__(self, *, tree: MemoryTree, paths: NamespacePaths) -> None:
+    def __init__(self, *, tree: SimulatedTree, paths: NamespacePaths) -> None:
         self._tree = tree
         self._paths = paths
         self.versions: list[Columns] = []

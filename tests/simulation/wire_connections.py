@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Coroutine, Sequence
 
+    from bookie.ledger_storage import LedgerStorage
     from bookie.serving.connection import Connection
-    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import BytesLike, FrameRun
     from dlcore.wire.port import EntryRange, FollowUpdate, HeldEntries

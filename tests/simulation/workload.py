@@ -7,7 +7,6 @@ everything heals, and a fresh client must be able to recover, close and read eve
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections import Counter
 from contextlib import contextmanager
@@ -89,7 +88,6 @@ class Run:
 def run_seed(seed: int) -> Run:
     """Run one seed; the same seed gives the same trace."""
     result = Run(seed)
-    gc.collect()  # the world of an earlier run, which the loop would keep with all that it freezes
     try:
         with _few_are_many(), tables_are_simulated(), _by_chance_of(seed):
             _, loop = run_loop(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dlcore.backends.direct.ports import NamespacePorts
 from dlcore.base.background import side_tasks
 from dlcore.metadata.binding import ensure_namespace
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 from dlcore.ops.autorecovery.service import AutoRecovery
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
 from tests.simulation.cold_store import LIST_FAULTS, PUT_FAULTS, ColdStore
@@ -69,7 +69,7 @@ class SimClock:
         return f"{self._rng.getrandbits(128):032x}"
 
 
-class WatchedTree(MemoryTree):
+class WatchedTree(SimulatedTree):
     """A metadata tree that tells at once what was changed, so that checkers see every state."""
 
     on_applied: Callable[[Sequence[Op]], None] = staticmethod(lambda _: None)

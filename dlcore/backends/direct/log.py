@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dlcore.api.log import (
-    DistributedLogManager,
-    LogContents,
-    LogDefinition,
-    OpenedLog,
-    Subscriptions,
-)
+from dlcore.api.contents import LogContents, OpenedLog
+from dlcore.api.log import DistributedLogManager, LogDefinition, Subscriptions
 from dlcore.base.config import LogConfig, require_kind
 from dlcore.base.errors import LogNotFoundError, LogRenamedError, UnsupportedError
-from dlcore.base.ids import validate_log_name
+from dlcore.base.ids import require_identity, validate_log_name
+from dlcore.base.records import NotLessThan, RecordField
 from dlcore.log.metadata.changes import require_unsealed
 from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
@@ -31,7 +27,7 @@ from dlcore.log.reading.subscriptions import (
     move_subscription,
 )
 from dlcore.log.recovery import recover_log
-from dlcore.log.typed.arrow import columns_of, schema_from, schema_of
+from dlcore.log.typed.arrow import schema_of
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.changing import (
     delete_log,
@@ -50,7 +46,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.config import LogSettings
     from dlcore.base.ids import DLSN
-    from dlcore.base.records import NotLessThan, RecordPlace
+    from dlcore.base.records import RecordPlace
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
@@ -60,7 +56,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.snapshot import LogFollower
     from dlcore.log.reading.status import LogStatus
-    from dlcore.log.typed.schema import LogSchema
+    from dlcore.log.typed.schema import Column, LogSchema
     from dlcore.log.writing.producers import Producers
     from dlcore.log.writing.writer import DirectWriter
 
@@ -123,6 +119,8 @@ class DirectContents(DirectOpenedLog, LogContents):
         if columns is not None:
             raise self._only_over_proxies(f"columns={columns!r}")
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        if subscriber is not None:
+            require_identity("subscriber", subscriber)
         self._require_open()
         return await self.readers.open_reader(
             start,
@@ -132,13 +130,12 @@ class DirectContents(DirectOpenedLog, LogContents):
         )
 
     @override
-    async def read(
+    async def _open_range(
         self,
-        start: Bound | None = None,
-        end: Bound | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        where: pc.Expression | None = None,
+        start: Bound | None,
+        end: Bound | None,
+        columns: Sequence[str] | None,
+        where: pc.Expression | None,
     ) -> LogRange:
         self._require_open()
         return await self.readers.open_range(start, end, columns, where)
@@ -170,14 +167,11 @@ class DirectContents(DirectOpenedLog, LogContents):
         return self._last_txid(await take_last(self._context, self._log))
 
     @override
-    async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
+    async def _dlsn_of(self, wanted: NotLessThan) -> DLSN:
         finder = Finder(self._context, await self.get_snapshot())
-        return await finder.not_less_than_txid(txid)
-
-    @override
-    async def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
-        finder = Finder(self._context, await self.get_snapshot())
-        return await finder.not_less_than_timestamp(timestamp_ms)
+        if wanted.field is RecordField.TXID:
+            return await finder.not_less_than_txid(wanted.value)
+        return await finder.not_less_than_timestamp(wanted.value)
 
 
 class DirectSubscriptions(DirectOpenedLog, Subscriptions):
@@ -190,22 +184,14 @@ class DirectSubscriptions(DirectOpenedLog, Subscriptions):
         return {subscriber: seen.position for subscriber, seen in found.items()}
 
     @override
-    async def move_subscription(
-        self,
-        subscriber: str,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> DLSN:
+    async def _move_subscription(self, subscriber: str, start: ReadStart) -> DLSN:
         self._require_open()
-        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         position = await self.readers.position_of(start)
         await move_subscription(self._context, self._log, subscriber, position)
         return position
 
     @override
-    async def delete_subscription(self, subscriber: str) -> bool:
+    async def _delete_subscription(self, subscriber: str) -> bool:
         self._require_open()
         return await delete_subscription(self._context, self._log, subscriber)
 
@@ -216,10 +202,11 @@ class DirectDefinition(DirectOpenedLog, LogDefinition):
     @override
     async def get_settings(self) -> LogSettings:
         self._require_open()
-        return await self._context.logs.read_settings(self._log)
+        _, settings = await self._context.logs.open(self._log)  # raises if the log is gone
+        return settings
 
     @override
-    async def update_settings(self, /, **changes: object) -> LogSettings:
+    async def _update_settings(self, changes: Mapping[str, object]) -> LogSettings:
         self._require_open()
         return await self._context.logs.update_settings(self._log, changes)
 
@@ -227,13 +214,15 @@ class DirectDefinition(DirectOpenedLog, LogDefinition):
     async def get_schema(self) -> pa.Schema | None:
         self._require_open()
         schemas = await KnownSchemas.read(self._context.logs, self._log)
-        return None if schemas is None else schemas.entries.columns
+        if schemas is None:
+            await self._read()  # raises if the log is gone
+            return None
+        return schemas.entries.columns
 
     @override
-    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+    async def _update_schema(self, columns: tuple[Column, ...], *, merge: bool) -> pa.Schema:
         self._require_open()
         self._require_typed()
-        columns = columns_of(schema_from(schema))
         name = self.name
 
         def change(known: LogSchema) -> LogSchema:
@@ -308,6 +297,13 @@ class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, Distribut
 
     @override
     async def _stream_end(self) -> tuple[int, bool]:
+        return await self.find_stream_end()
+
+    async def find_stream_end(self) -> tuple[int, bool]:
+        """Return where the readable bytes of a stream end, and whether the stream is sealed.
+
+        Raises: SchemaMismatchError: the log is typed.
+        """
         self._require_open()
         self._require_typed(typed=False)
         snapshot = await take_last(self._context, self._log)
@@ -351,15 +347,9 @@ class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, Distribut
             await lock.release()
 
     @override
-    async def truncate(
-        self,
-        dlsn: DLSN | None = None,
-        *,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> bool:
+    async def _truncate(self, start: ReadStart) -> bool:
         self._require_open()
-        dlsn = await first_to_keep(self._context, self.get_snapshot, dlsn, txid, timestamp_ms)
+        dlsn = await first_to_keep(self._context, self.get_snapshot, start)
         changed, at = await truncate_log(self._context, await self._read(), dlsn)
         await remove_truncated(self._context, at)
         return changed

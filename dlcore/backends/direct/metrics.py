@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dlcore.base.metrics import counter, gauge, histogram
+from dlcore.base.metrics import counter, defined_in, gauge, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,20 +34,7 @@ SESSIONS_LOST = counter(
     "client_metadata_session_expirations_total", "Sessions with the metadata store that were lost"
 )
 
-METRICS = (
-    APPENDS,
-    RECOVERIES,
-    ENTRIES_WRITTEN,
-    BYTES_WRITTEN,
-    ENTRIES_READ,
-    BYTES_READ,
-    OPEN_LEDGERS,
-    PENDING,
-    OPEN_OBJECTS,
-    FOLLOWED,
-    CONNECTED,
-    SESSIONS_LOST,
-)
+METRICS = defined_in(globals())
 """The metrics of a client, in the order of the documentation."""
 
 

@@ -52,18 +52,19 @@ from dlcore.log.metadata.commit_records import last_version, list_commits
 from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
-from dlcore.log.metadata.store import LogStore, persistently
+from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LogMetadata
-from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.rows_reader import AsyncLogReader
 from dlcore.log.reading.schemas import find_schemas, find_targets
 from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
+from dlcore.log.reading.watching import LogWatch
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
 from dlcore.log.typed.schema import schemas_to_write
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.metadata.access_rules import RuleStore
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import NamespacePaths, parse_uri, unescape
 from dlcore.metadata.port import SessionState
 
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.append import DirectStagedAppend
     from dlcore.log.staging.writer import DirectStagingWriter
+    from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.capability_keys import FollowedKeys
     from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.metadata.port import MetadataStore
@@ -102,7 +104,9 @@ class DirectOpenedNamespace(OpenedNamespace):
         """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
         self.log_context = context
         """The adapters of its logs, for maintenance; it closes them."""
-        self.staging_owner = StagingOwner(context)
+        self.staging_owner = StagingOwner(
+            ports.store, ports.paths, clock=context.clock, client_id=context.client_id
+        )
         """The node that shows that this process lives, for those that stage and merge."""
         self.followers = LogFollowers(context)
         """The logs with kept snapshots; it closes them."""
@@ -133,20 +137,17 @@ class DirectOpenedNamespace(OpenedNamespace):
             steps.push_async_callback(self.staging_owner.aclose)
             steps.callback(self.followers.close)
             steps.push_async_callback(self.log_context.tidier.aclose)
-            await self._abandon_open_objects()
-
-    async def _abandon_open_objects(self) -> None:
-        """Abandon all at once, because each takes a while without a metadata store."""
-        opened = self.log_context.open_objects
-        await all_of(*(each.abandon("its namespace was closed") for each in opened))
+            # All at once, because each takes a while without a metadata store.
+            opened = self.log_context.open_objects
+            await all_of(*(each.abandon("its namespace was closed") for each in opened))
 
 
 class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
     """Reads of many logs; snapshots of earlier calls are kept, and followed."""
 
     @override
-    async def get_snapshots(
-        self, names: Sequence[str], *, fresh: bool = False
+    async def _get_snapshots(
+        self, names: Sequence[str], *, fresh: bool
     ) -> dict[str, LogSnapshot | None]:
         return await self.followers.take(names, fresh=fresh)
 
@@ -156,8 +157,8 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
         return {name: outcome for name, outcome in found.items() if outcome is not None}
 
     @override
-    async def get_schemas(
-        self, names: Sequence[str], *, for_write: bool = False
+    async def _get_schemas(
+        self, names: Sequence[str], *, for_write: bool
     ) -> dict[str, pa.Schema | None]:
         self._require_open()
         logs = self.log_context.logs
@@ -166,7 +167,7 @@ class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
         return await find_schemas(logs, names)
 
     @override
-    async def find_places(
+    async def _find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
         self._require_open()
@@ -247,23 +248,21 @@ class DirectAppends(DirectOpenedNamespace, AtomicAppends):
     async def open_staging_writer(
         self, *, identity: str, shared: bool = False
     ) -> DirectStagingWriter:
-        from dlcore.log.staging.append import check_identity
         from dlcore.log.staging.writer import DirectStagingWriter
 
         self._require_open()
-        check_identity(identity)
         return DirectStagingWriter(
             self.log_context, self.staging_owner, identity, self.log_context.config
         )
 
     @override
     async def last_version(self, identity: str) -> int:
-        return await last_version(self.log_context, identity)
+        return await last_version(self.ports.store, self.ports.paths, identity)
 
     @override
     async def list_commits(self) -> list[CommitStatus]:
         self._require_open()
-        return await list_commits(self.log_context)
+        return await list_commits(self.ports.store, self.ports.paths)
 
 
 class DirectAccessRules(DirectOpenedNamespace, AccessRules):
@@ -412,19 +411,29 @@ class DirectNamespace(
         super().__init__(uri, ports, context, keys)
         self._cluster_settings = cluster_settings
 
+    async def create_identified(
+        self, name: str, *, log_id: str | None, settings: LogSettings, schema: Any
+    ) -> None:
+        """Create a log with the id that a client chose, or with a new one.
+
+        A proxy calls it.  By the id it knows the request of a client that repeats it.
+        """
+        name, first = validate_log_name(name), first_schema(schema)
+        await self._create_log(name, config=None, settings=settings, schema=first, log_id=log_id)
+
     @override
-    async def create_log(
+    async def _create_log(
         self,
         name: str,
         *,
-        config: LogConfig | None = None,
-        settings: LogSettings | None = None,
-        schema: Any = None,
+        config: LogConfig | None,
+        settings: LogSettings,
+        schema: LogSchema | None,
         log_id: str | None = None,
     ) -> None:
         self._require_open()
         metadata = LogMetadata(
-            name=validate_log_name(name),
+            name=name,
             log_id=self.log_context.clock.new_token()
             if log_id is None
             else validate_log_id(log_id),
@@ -432,10 +441,9 @@ class DirectNamespace(
             quorum=(config or self.log_context.config).quorum,
             typed=schema is not None,
         )
-        settings = settings or LogSettings()
         if self._cluster_settings is not None:
             settings = await self._cluster_settings.settings_of_new_log(settings)
-        await self.log_context.logs.create(metadata, settings, first_schema(schema))
+        await self.log_context.logs.create(metadata, settings, schema)
         await self.ports.registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
 
     @override
@@ -452,11 +460,13 @@ class DirectNamespace(
         await (await self.open_log(name)).rename(new_name)
 
     @override
-    async def fork_log(self, name: str, new_name: str, *, at: DLSN | None = None) -> DLSN:
+    async def fork_log(
+        self, name: str, new_name: str, *, at: DLSN | None = None, log_id: str | None = None
+    ) -> DLSN:
         from dlcore.log.upkeep.forks import fork_log  # seldom
 
         self._require_open()
-        return await fork_log(self.log_context, name, new_name, at=at)
+        return await fork_log(self.log_context, name, new_name, at=at, log_id=log_id)
 
     @override
     async def log_exists(self, name: str) -> bool:
@@ -464,7 +474,7 @@ class DirectNamespace(
         return await self.log_context.logs.exists(validate_log_name(name))
 
     @override
-    async def get_logs(self, prefix: str | None = None) -> list[str]:
+    async def _get_logs(self, prefix: str) -> list[str]:
         return sorted([name async for page in self.list_logs(prefix) for name in page])
 
     @override

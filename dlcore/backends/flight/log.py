@@ -5,25 +5,27 @@ from __future__ import annotations
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from typing_extensions import override
 
 from dlcore.api.log import DistributedLogManager
 from dlcore.backends.flight import planning, subscriptions
+from dlcore.backends.flight.planning import place_of
 from dlcore.backends.flight.reader import FlightReader, open_part, place_of_start
 from dlcore.backends.flight.subscriptions import FlightHold
 from dlcore.backends.flight.writing import FlightWriter, append_if, append_once as append_claimed
 from dlcore.base.clock import SystemClock
-from dlcore.base.config import LogConfig
+from dlcore.base.config import LogConfig, require_kind
 from dlcore.base.errors import (
     ConfigurationError,
     LogNotFoundError,
     UnsupportedError,
 )
-from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.base.ids import DLSN, require_identity, validate_log_name
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import NotLessThan, RecordField
 from dlcore.flight import actions
 from dlcore.flight.producer_client import MESSAGE_BYTES
 from dlcore.flight.requests import (
@@ -38,10 +40,10 @@ from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.body import batch_of
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.log_range import LogRange
-from dlcore.log.reading.ranges import RangeExtent, RangeView, timestamp_ms_of
+from dlcore.log.reading.ranges import RangeExtent, RangeView, require_columns
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.status import LogStatus
-from dlcore.log.typed.arrow import columns_of, schema_from, schema_of
+from dlcore.log.typed.arrow import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,11 +52,12 @@ if TYPE_CHECKING:
 
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.config import LogSettings
-    from dlcore.base.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.base.records import LogRecord, RecordPlace
     from dlcore.flight.replies import LogInfo
     from dlcore.log.entries.stamp import Claim
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.typed.schema import Column
 
 _STREAM_PRODUCER = "dlog-byte-stream"
 """The producer of all writers of bytes: a new incarnation fences the earlier writer."""
@@ -69,6 +72,7 @@ def client_config(config: LogConfig | None) -> LogConfig:
     """
     if config is None:
         return LogConfig(buffer_bytes=MESSAGE_BYTES)
+    require_kind("config", config, LogConfig)
     default = LogConfig()
     for name in (each.name for each in fields(LogConfig) if each.name not in _CLIENT_FIELDS):
         value = getattr(config, name)
@@ -104,11 +108,10 @@ class FlightLog(DistributedLogManager):
         return planning.own_columns(answer.schema)
 
     @override
-    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+    async def _update_schema(self, columns: tuple[Column, ...], *, merge: bool) -> pa.Schema:
         if not merge:
             self._unsupported("update_schema(merge=False)")
-        columns = schema_of(columns_of(schema_from(schema)))
-        request = SchemaRequest(self.name, columns.serialize().to_pybytes(), self.log_id)
+        request = SchemaRequest(self.name, schema_of(columns).serialize().to_pybytes(), self.log_id)
         await planning.act(self._calls, actions.MERGE_SCHEMA, request)
         merged = await self.get_schema()
         assert merged is not None, "a proxy merges columns of typed logs only"
@@ -116,12 +119,18 @@ class FlightLog(DistributedLogManager):
 
     @override
     async def get_snapshot(self) -> LogSnapshot:
-        found = (await planning.FlightSnapshots(self._calls).take([self.name]))[self.name]
-        if found is None or found.log_id != self.log_id:
-            raise LogNotFoundError(
-                f"log {self.name!r} with the id {self.log_id} is gone, or has another name"
-            )
-        return found
+        name = self.name
+        while True:
+            found = (await planning.FlightSnapshots(self._calls).take([name]))[name]
+            if found is not None and found.log_id == self.log_id:
+                return found
+            # It may have been renamed: proxies find it by its id, and say its present name.
+            present = (await self._info()).name
+            if present in (None, name):
+                raise LogNotFoundError(
+                    f"log {name!r} with the id {self.log_id} is gone, or has another name"
+                )
+            name = present
 
     @override
     async def _places(
@@ -159,22 +168,19 @@ class FlightLog(DistributedLogManager):
         )
 
     @override
-    async def truncate(
-        self,
-        dlsn: DLSN | None = None,
-        *,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> bool:
-        first = None if dlsn is None else str(dlsn)
+    async def _truncate(self, start: ReadStart) -> bool:
         request = TruncateRequest(
-            log=self.name, log_id=self.log_id, dlsn=first, txid=txid, timestamp_ms=timestamp_ms
+            log=self.name,
+            log_id=self.log_id,
+            dlsn=None if start.dlsn is None else str(start.dlsn),
+            txid=start.txid,
+            timestamp_ms=start.timestamp_ms,
         )
         return (await planning.act(self._calls, actions.TRUNCATE, request)).truncated
 
     @override
-    async def update_settings(self, /, **changes: object) -> LogSettings:
-        request = SettingsRequest(log=self.name, log_id=self.log_id, changes=changes)
+    async def _update_settings(self, changes: Mapping[str, object]) -> LogSettings:
+        request = SettingsRequest(log=self.name, log_id=self.log_id, changes=dict(changes))
         return (await planning.act(self._calls, actions.SETTINGS, request)).settings
 
     @override
@@ -194,13 +200,12 @@ class FlightLog(DistributedLogManager):
         await planning.seal(self._calls, self._log)
 
     @override
-    async def read(
+    async def _open_range(
         self,
-        start: Bound | None = None,
-        end: Bound | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        where: pc.Expression | None = None,
+        start: Bound | None,
+        end: Bound | None,
+        columns: Sequence[str] | None,
+        where: pc.Expression | None,
     ) -> LogRange:
         first = None if start == DLSN.INITIAL else _place_of(start)
         asked = Ticket(log=self.name, log_id=self.log_id, start=first, end=_place_of(end))
@@ -253,9 +258,10 @@ class FlightLog(DistributedLogManager):
     ) -> FlightReader:
         if skip_broken_entries or ignore_truncation:
             self._unsupported("open_reader(skip_broken_entries=…, ignore_truncation=…)")
+        require_columns(columns)
         start, hold = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms), None
         if subscriber is not None:
-            hold = FlightHold(self._calls, self._log, subscriber)
+            hold = FlightHold(self._calls, self._log, require_identity("subscriber", subscriber))
             await hold.take(waits=True)
             dlsn = hold.position if start == ReadStart() else dlsn
         reader = FlightReader(self._calls, self._log, columns, hold)
@@ -268,15 +274,7 @@ class FlightLog(DistributedLogManager):
         return {subscriber: DLSN.parse(seen.dlsn) for subscriber, seen in found.items()}
 
     @override
-    async def move_subscription(
-        self,
-        subscriber: str,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> DLSN:
-        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+    async def _move_subscription(self, subscriber: str, start: ReadStart) -> DLSN:
         position = start.dlsn or DLSN.INITIAL
         if start.txid is not None or start.timestamp_ms is not None:
             asked = Ticket(log=self.name, log_id=self.log_id, start=place_of_start(start))
@@ -287,7 +285,7 @@ class FlightLog(DistributedLogManager):
         return position
 
     @override
-    async def delete_subscription(self, subscriber: str) -> bool:
+    async def _delete_subscription(self, subscriber: str) -> bool:
         return await subscriptions.forget(self._calls, self._log, subscriber)
 
     @override
@@ -335,6 +333,5 @@ def _place_of(bound: Bound | None) -> Place | None:
     if isinstance(bound, DLSN):
         return Place(dlsn=str(bound))
     if isinstance(bound, datetime):
-        timestamp_ms_of(bound)  # raises if it has no time zone
         return Place(time=bound)
-    return Place(txid=bound)
+    return place_of(NotLessThan(RecordField.TXID, bound))

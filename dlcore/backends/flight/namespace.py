@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from typing_extensions import override
@@ -15,8 +15,6 @@ from dlcore.backends.flight.log import FlightLog, client_config
 from dlcore.base.access.rights import require_present, texts_of
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import (
-    LogConfig,
-    LogSettings,
     require_bounded,
     require_kind,
     require_positive,
@@ -34,8 +32,8 @@ from dlcore.flight.requests import (
 )
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.scan_driver import by_entry
-from dlcore.log.typed.arrow import schema_from
-from dlcore.log.typed.schema import schemas_to_write
+from dlcore.log.typed.arrow import schema_of
+from dlcore.log.typed.schema import LogSchema, schemas_to_write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     from dlcore.backends.flight.bearer import Token
     from dlcore.backends.flight.staging import FlightStagedAppend, FlightStagingWriter
     from dlcore.base.access.tls import TlsFiles
+    from dlcore.base.config import LogConfig, LogSettings
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
@@ -99,9 +98,9 @@ class FlightNamespace(Namespace):
         return self._endpoint
 
     @override
-    async def get_logs(self, prefix: str | None = None) -> list[str]:
+    async def _get_logs(self, prefix: str) -> list[str]:
         found: dict[str, None] = {}  # a retried call returns names again
-        criteria = pb.Criteria(expression=(prefix or "").encode())
+        criteria = pb.Criteria(expression=prefix.encode())
         asking = self._calls.stream("ListFlights", lambda: criteria, within_s=LIST_ANSWER_S)
         async with asking as messages:
             async for data in messages:
@@ -109,14 +108,14 @@ class FlightNamespace(Namespace):
         return sorted(found)
 
     @override
-    async def get_snapshots(
-        self, names: Sequence[str], *, fresh: bool = False
+    async def _get_snapshots(
+        self, names: Sequence[str], *, fresh: bool
     ) -> dict[str, LogSnapshot | None]:
         return await self._snapshots.take(names)
 
     @override
-    async def get_schemas(
-        self, names: Sequence[str], *, for_write: bool = False
+    async def _get_schemas(
+        self, names: Sequence[str], *, for_write: bool
     ) -> dict[str, pa.Schema | None]:
         targets = await planning.get_targets(self._calls, names, for_write=for_write)
         if for_write:
@@ -124,7 +123,7 @@ class FlightNamespace(Namespace):
         return {name: target.schema for name, target in targets.items()}
 
     @override
-    async def find_places(
+    async def _find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
         return await planning.find_places(self._calls, wanted)
@@ -138,21 +137,21 @@ class FlightNamespace(Namespace):
         return planning.scan(self._calls, part, patience_s=self.patience_s)
 
     @override
-    async def create_log(
+    async def _create_log(
         self,
         name: str,
         *,
-        config: LogConfig | None = None,
-        settings: LogSettings | None = None,
-        schema: Any = None,
+        config: LogConfig | None,
+        settings: LogSettings,
+        schema: LogSchema | None,
     ) -> None:
         if config is not None:
             self._unsupported("create_log(config=…)")
         request = CreateRequest(
             log=name,
-            schema=None if schema is None else schema_from(schema).serialize().to_pybytes(),
+            schema=None if schema is None else schema_of(schema.latest).serialize().to_pybytes(),
             log_id=SystemClock().new_token(),  # so that a retry finds the log that it created
-            settings=msgspec.to_builtins(settings or LogSettings()),
+            settings=msgspec.to_builtins(settings),
         )
         await planning.act(self._calls, actions.CREATE, request)
 
@@ -178,8 +177,8 @@ class FlightNamespace(Namespace):
 
     async def _find(self, name: str) -> FlightLog:
         """Return a log with its id, by which a proxy recognizes a change that is retried."""
-        asked = LogRequest(validate_log_name(name))
-        answer = await planning.act(self._calls, actions.OWNER, asked)
+        name = validate_log_name(name)
+        answer = await planning.act(self._calls, actions.OWNER, LogRequest(name))
         if answer.log_id is None:
             raise LogNotFoundError(f"log {name!r} does not exist at {self.uri}")
         return FlightLog(self._calls, LogKey(name=name, log_id=answer.log_id), self._config)
@@ -246,11 +245,12 @@ class FlightNamespace(Namespace):
     async def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False
     ) -> FlightLog:
+        name = validate_log_name(name)
         own = self._config if config is None else client_config(config)
         if create_if_missing and not await self.log_exists(name):
             with suppress(LogExistsError):
                 await self.create_log(name)
-        info = await planning.get_info(self._calls, validate_log_name(name))
+        info = await planning.get_info(self._calls, name)
         return FlightLog(self._calls, LogKey(name=name, log_id=info.log_id), own)
 
     @override

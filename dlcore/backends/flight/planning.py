@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dlcore.backends.flight.endpoint import Retries
 from dlcore.base.errors import ConfigurationError, EndOfStreamError, LedgerReadError
-from dlcore.base.ids import DLSN
+from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import RecordField, RecordPlace
 from dlcore.flight import actions
@@ -232,11 +232,12 @@ def place_of(what: DLSN | NotLessThan) -> Place:
     """Return the place that names a record in a ticket."""
     if isinstance(what, DLSN):
         return Place(dlsn=str(what))
-    if what.field is RecordField.TXID:
-        return Place(txid=what.value)
-    if what.field is RecordField.SEQUENCE_ID:
-        return Place(sequence_id=what.value)
-    return Place(time=_EPOCH + timedelta(milliseconds=min(what.value, _TIME_MAX_MS)))
+    value = max(0, what.value)
+    if what.field is RecordField.TIMESTAMP_MS:
+        return Place(time=_EPOCH + timedelta(milliseconds=min(value, _TIME_MAX_MS)))
+    if value > TXID_MAX:  # no record has it, so that its place is the end
+        return Place(latest=True)
+    return Place(txid=value) if what.field is RecordField.TXID else Place(sequence_id=value)
 
 
 async def scan(

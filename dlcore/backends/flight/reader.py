@@ -327,7 +327,7 @@ def place_of_start(start: ReadStart) -> Place | None:
     if start.dlsn is not None and start.dlsn > DLSN.INITIAL:
         return place_of(start.dlsn)
     if start.txid is not None:
-        return place_of(NotLessThan(RecordField.TXID, max(0, start.txid)))
+        return place_of(NotLessThan(RecordField.TXID, start.txid))
     if start.timestamp_ms is not None:
-        return place_of(NotLessThan(RecordField.TIMESTAMP_MS, max(0, start.timestamp_ms)))
+        return place_of(NotLessThan(RecordField.TIMESTAMP_MS, start.timestamp_ms))
     return None

@@ -77,6 +77,7 @@ class FlightStagingWriter(StagingWriter):
     """Stages records through proxies."""
 
     def __init__(self, calls: Endpoint, identity: str, *, shared: bool, patience_s: float) -> None:
+        super().__init__(identity)
         self._calls = calls
         self._target = StagingTarget(identity, shared)
         self._patience_s = patience_s
@@ -101,6 +102,7 @@ class FlightStagingWriter(StagingWriter):
 
     @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        self._require_open()
         schema = batch.schema.remove_metadata()
         if self._schema is None:
             self._schema = schema
@@ -192,10 +194,12 @@ class FlightStagingWriter(StagingWriter):
 
     @override
     async def begin_round(self, number: int) -> None:
+        self._require_open()
         self._target = structs.replace(self._target, round=number)
 
     @override
     async def stage(self) -> list[StagedExtent]:
+        self._require_open()
         if self._schema is None:
             return []
         async with self._whole():
@@ -231,6 +235,7 @@ class FlightStagingWriter(StagingWriter):
 
     @override
     async def aclose(self, *, delete: bool = False) -> None:  # proxies delete by themselves
+        self._end()
         await self.discard()
 
 
@@ -273,6 +278,13 @@ class FlightStagedAppend(StagedAppend):
     """
 
     def __init__(self, calls: Endpoint, request: AppendRequest, *, patience_s: float) -> None:
+        super().__init__(
+            request.identity,
+            request.version,
+            shared=request.shared,
+            run=request.run,
+            lock_timeout_s=request.lock_timeout_s,
+        )
         self._calls = calls
         self._request = request
         shared = request.shared

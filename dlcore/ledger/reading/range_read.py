@@ -33,6 +33,7 @@ from dlcore.base.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.values import write_set
 from dlcore.wire.frames import FrameRun, decode_frame, decode_run
 
@@ -43,6 +44,27 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
     from dlcore.wire.frames import EntryFrame
+
+
+class RangeState(State):
+    """The state of the machine; FAILING and READ are final."""
+
+    READY = "no stream is open yet"
+    READING = "the next entries are read, or wait to be taken"
+    FAILING = "no replica of a lane has its next entry; those before it may still be taken"
+    READ = "all entries were taken"
+
+
+_S = RangeState
+TRANSITIONS = Transitions(
+    _S.READY,
+    {
+        _S.READY: {_S.READING: "begin"},
+        _S.READING: {_S.READ: "the last entry is taken", _S.FAILING: "every replica failed"},
+        _S.FAILING: {},
+        _S.READ: {},
+    },
+)
 
 
 Frames: TypeAlias = "Sequence[bytes | memoryview]"
@@ -285,7 +307,7 @@ class _Lane:
         self.error: DLError | None = None
 
 
-class RangeReader:
+class RangeReader(Machine[RangeState]):
     """Reads one range in its lanes, and merges them.
 
     Args:
@@ -293,6 +315,8 @@ class RangeReader:
         silence_s: after this time without a chunk a lane asks another replica, too.
         timeout_s: after this time without a chunk a stream has failed.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -304,6 +328,7 @@ class RangeReader:
         silence_s: float,
         timeout_s: float,
     ) -> None:
+        self.state = RangeState.READY
         self._lanes = [_Lane(machine) for machine in lanes]
         self._ledger_id = ledger_id
         self._first = self._next = first_entry_id
@@ -314,7 +339,7 @@ class RangeReader:
     @property
     def is_done(self) -> bool:
         """Whether every entry was taken."""
-        return self._next > self._last
+        return self.state is RangeState.READ
 
     def is_waiting(self, lane: int) -> bool:
         """Return whether a lane has no entries that wait for their turn: then it is read on."""
@@ -339,6 +364,8 @@ class RangeReader:
         entries = self._merged() if len(self._lanes) > 1 else self._next_chunk(self._lanes[0])
         if entries:
             self._next = entries[-1].entry_id + 1
+            if self._next > self._last:
+                self._become(RangeState.READ)
         return entries
 
     @staticmethod
@@ -384,6 +411,7 @@ class RangeReader:
                         stream.since = now
                 return []
             case Begin(now):
+                self._become(RangeState.READING)
                 effects: list[Effect] = []
                 for lane in self._lanes:
                     lane.quiet_since = now
@@ -465,12 +493,17 @@ class RangeReader:
                     lane.ready.append(entries)
                 case FailRead(error=error):
                     lane.error = error
+                    if self.state is RangeState.READING:
+                        self._become(RangeState.FAILING)
                 case _:
                     assert_never(effect)
         return effects
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
+        has_failed = any(lane.error is not None for lane in self._lanes)
+        assert has_failed == (self.state is RangeState.FAILING)
+        assert (self._next > self._last) == (self.state is RangeState.READ)
         for lane in self._lanes:
             assert set(lane.streams) == lane.machine._open
             assert (lane.error is None) or not lane.streams

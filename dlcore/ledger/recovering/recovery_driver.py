@@ -45,7 +45,7 @@ from dlcore.ledger.writing.writer import AppenderDriver
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from dlcore.ledger.context import LedgerContext
+    from dlcore.ledger.writing.context import LedgerContext
     from dlcore.wire.frames import EntryFrame
 
 logger = logging.getLogger(__name__)

@@ -853,44 +853,36 @@ class LacPublication:
         self._spreading: int | None = None  # the LAC that waits for `SPREAD_DUE`
         self._is_retrying = False  # `LAC_RETRY_DUE` comes
 
-    def handle(  # noqa: C901 - one case for each kind
-        self,
-        event: LacEvent,
-        lac: int,
-        members: Sequence[BookieId],
-        is_idle: bool,
+    def callers_answered(
+        self, lac: int, members: Sequence[BookieId], *, is_idle: bool
     ) -> list[Effect]:
-        """Take one event; `is_idle` says that no add is under way that may carry `lac`."""
-        match event:
-            case Signal.CALLERS_ANSWERED:
-                self.is_answered = lac <= self.carried
-                if self.is_answered:
-                    return []
-                effects = self.tell(lac, members) if is_idle else []
-                if self._spreading is None:
-                    effects.append(self._spread_later(lac))
-                return effects
-            case LacAccepted(bookie, accepted):
-                self._out.discard(bookie)
-                self.accepted[bookie] = max(accepted, self.accepted.get(bookie, -1))
-                return self._send((bookie,))
-            case Signal.TELL_LAC:
-                return self.tell(lac, members) if is_idle else []
-            case Signal.PUBLISH_LAC:
-                return self.publish(lac, members, members)
-            case Signal.SPREAD_DUE:
-                return self._spread(lac, members)
-            case LacFailed(bookie):
-                self._out.discard(bookie)
-                if self._is_retrying:
-                    return []
-                self._is_retrying = True
-                return [After(_LAC_RETRY_S, Signal.LAC_RETRY_DUE)]
-            case Signal.LAC_RETRY_DUE:
-                self._is_retrying = False
-                return self._send(self._due)
-            case _:
-                assert_never(event)
+        """The callers have their answers; `is_idle`: no add is under way that may carry `lac`."""
+        self.is_answered = lac <= self.carried
+        if self.is_answered:
+            return []
+        effects = self.tell(lac, members) if is_idle else []
+        if self._spreading is None:
+            effects.append(self._spread_later(lac))
+        return effects
+
+    def note_accepted(self, bookie: BookieId, lac: int) -> list[Effect]:
+        """A bookie has accepted this LAC: it gets a newer one that is due."""
+        self._out.discard(bookie)
+        self.accepted[bookie] = max(lac, self.accepted.get(bookie, -1))
+        return self._send((bookie,))
+
+    def note_failed(self, bookie: BookieId) -> list[Effect]:
+        """A bookie did not accept its message: all are sent again after a pause."""
+        self._out.discard(bookie)
+        if self._is_retrying:
+            return []
+        self._is_retrying = True
+        return [After(_LAC_RETRY_S, Signal.LAC_RETRY_DUE)]
+
+    def retry(self) -> list[Effect]:
+        """The pause after a failure is over."""
+        self._is_retrying = False
+        return self._send(self._due)
 
     def tell(self, lac: int, members: Sequence[BookieId]) -> list[Effect]:
         """Tell the LAC to the bookie that followers listen to."""
@@ -923,7 +915,8 @@ class LacPublication:
         self._spreading = lac
         return After(_SPREAD_S, Signal.SPREAD_DUE)
 
-    def _spread(self, lac: int, members: Sequence[BookieId]) -> list[Effect]:
+    def spread(self, lac: int, members: Sequence[BookieId]) -> list[Effect]:
+        """Tell all members a LAC that no add has carried since it began to wait."""
         since, self._spreading = self._spreading, None
         assert since is not None
         if lac <= self.carried:
@@ -1144,8 +1137,27 @@ class LedgerAppender(Machine[AppenderState]):
             return []
         window = self.window
         lac, members = window.last_add_confirmed, self._replacements.members
-        # By position, for each confirmation comes here.
-        effects = self._lac.handle(event, lac, members, lac == window.last_add_pushed)
+        effects: list[Effect] = []
+        match event:
+            # The most frequent ones first, because the cases are tried one after the other.
+            case Signal.CALLERS_ANSWERED:
+                is_idle = lac == window.last_add_pushed
+                effects = self._lac.callers_answered(lac, members, is_idle=is_idle)
+            case LacAccepted(bookie, accepted):
+                effects = self._lac.note_accepted(bookie, accepted)
+            case Signal.TELL_LAC:
+                if lac == window.last_add_pushed:
+                    effects = self._lac.tell(lac, members)
+            case Signal.PUBLISH_LAC:
+                effects = self._lac.publish(lac, members, members)
+            case Signal.SPREAD_DUE:
+                effects = self._lac.spread(lac, members)
+            case LacFailed(bookie):
+                effects = self._lac.note_failed(bookie)
+            case Signal.LAC_RETRY_DUE:
+                effects = self._lac.retry()
+            case _:
+                assert_never(event)
         return effects if self.error is None else []
 
     # Replacements

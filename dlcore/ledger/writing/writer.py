@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, answer
 from dlcore.base.clock import steady_s
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
@@ -18,6 +18,7 @@ from dlcore.base.errors import (
     EntryTooLargeError,
     LedgerClosedError,
     NotEnoughBookiesError,
+    copied,
 )
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import ReplacementSearch
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.base.metrics import Durations
-    from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.ledger.writing.context import LedgerContext
     from dlcore.metadata.port import Op
     from dlcore.wire.port import OnAnswer
 
@@ -131,12 +132,7 @@ class _Waiters:
     def answer_close(self, error: DLError | None) -> None:
         """Answer the close."""
         assert self._close is not None
-        if self._close.done():
-            return  # its caller was cancelled
-        if error is None:
-            self._close.set_result(None)
-        else:
-            self._close.set_exception(copy_of(error))
+        answer(self._close, error and copied(error))
 
 
 class AppenderDriver:
@@ -339,13 +335,6 @@ def _error_of(answer: asyncio.Future[None]) -> DLError | None:
     if error is None or isinstance(error, DLError):
         return error
     raise error  # a defect, not an answer: the loop's exception handler reports it
-
-
-def copy_of(error: DLError) -> DLError:
-    """Return an equal error without a traceback: an instance raised twice collects frames."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error
-    return copy
 
 
 class LedgerWriter:
@@ -575,7 +564,7 @@ class LedgerWriter:
 
     def _raise_if_failed(self) -> None:
         if self._appender.error is not None:
-            raise copy_of(self._appender.error)
+            raise copied(self._appender.error)
 
     def tell_lac(self) -> None:
         """Tell the LAC to the bookie that followers listen to, unless an add is under way.
@@ -593,6 +582,6 @@ def _answer(future: asyncio.Future[int], entry_id: int, error: DLError | None) -
     if error is None:
         future.set_result(entry_id)
         return
-    future.set_exception(copy_of(error))
+    future.set_exception(copied(error))
     # Mark it as retrieved: a caller that only flushes gets the failure there.
     future.exception()

@@ -120,8 +120,8 @@ def missing_fields(known: Sequence[Field], wanted: Sequence[Field]) -> list[Fiel
     missing = []
     for field in wanted:
         there = by_name.get(field["name"])
-        if there is None or not _holds(there["type"], field["type"]):
-            if there is not None and not _grows(there["type"], field["type"]):
+        if there is None or not _holds(there["type"], field["type"], may_grow=False):
+            if there is not None and not _holds(there["type"], field["type"], may_grow=True):
                 raise UnsupportedError(
                     f"column {field['name']!r} of the table has the type "
                     f"{_text(there['type'])}, which cannot become {_text(field['type'])}; to have "
@@ -141,28 +141,20 @@ def _parts(kind: Field) -> list[str | Field]:
     return [kind["keyType"], kind["valueType"]]
 
 
-def _holds(known: str | Field, wanted: str | Field) -> bool:
-    """Return whether a type has all parts of another one."""
-    return known == wanted or _compares(known, wanted, may_grow=False)
-
-
-def _grows(known: str | Field, wanted: str | Field) -> bool:
-    """Return whether a type becomes another one by more fields of structs."""
-    return known == wanted or _compares(known, wanted, may_grow=True)
-
-
-def _compares(known: str | Field, wanted: str | Field, *, may_grow: bool) -> bool:
+def _holds(known: str | Field, wanted: str | Field, *, may_grow: bool) -> bool:
+    """Return whether a type has all parts of another one, perhaps by more fields of structs."""
+    if known == wanted:
+        return True
     if isinstance(known, str) or isinstance(wanted, str) or known["type"] != wanted["type"]:
         return False
     if known["type"] != "struct":
         pairs = zip(_parts(known), _parts(wanted), strict=True)
-        return all(a == b or _compares(a, b, may_grow=may_grow) for a, b in pairs)
+        return all(_holds(a, b, may_grow=may_grow) for a, b in pairs)
     there = {each["name"]: each["type"] for each in known["fields"]}
     return all(
         may_grow
         if each["name"] not in there
-        else there[each["name"]] == each["type"]
-        or _compares(there[each["name"]], each["type"], may_grow=may_grow)
+        else _holds(there[each["name"]], each["type"], may_grow=may_grow)
         for each in wanted["fields"]
     )
 

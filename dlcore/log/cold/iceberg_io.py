@@ -9,15 +9,11 @@ which the first one's answer was lost.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
 from dlcore.log.cold import stores
 from dlcore.log.cold.iceberg_format import METADATA_SUFFIX
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class TierFiles(FileIO):
@@ -87,11 +83,6 @@ class _Stream(io.BytesIO):
             stores.put_new(self._location, self.getvalue())  # names are new ones
         super().close()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stored = self._stored or kind is not None
         self.close()

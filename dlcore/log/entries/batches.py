@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import TXID_MAX
-from dlcore.base.records import LogRecordWithDLSN
+from dlcore.base.records import LogRecord, LogRecordWithDLSN
 from dlcore.log.entries.batcher import (
     RECORD_OVERHEAD_BYTES,
     check_payload_size,
     txid_out_of_order,
     txid_out_of_range,
 )
-from dlcore.log.entries.body import byte_log_schema, over
+from dlcore.log.entries.body import byte_log_schema, over, present_txid
 from dlcore.log.typed.rows import cut_by
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ def read_schema() -> pa.Schema:
     )
 
 
-def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -> pa.RecordBatch:
+def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int) -> pa.RecordBatch:
     """Return `batch` with exactly the columns txid and value.
 
     Args:
         batch: has a column value (binary, or a type that is binary inside), and txid (integers).
-        assigned_txid: the txid of all rows, if the batch has no such column; None: it must have.
+        assigned_txid: the txid of all rows, if the batch has no such column.
 
     Raises:
         ConfigurationError: a column is missing, has another type, or holds nulls.
@@ -66,11 +66,20 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
         )
     txid = _column(batch, "txid")
     if txid is None:
-        if assigned_txid is None:
-            raise ConfigurationError(f"a batch needs a column txid, it has {batch.schema.names}")
         txid = over(np.full(batch.num_rows, assigned_txid, np.int64), pa.int64())
     columns = [_typed("txid", txid, pa.int64()), _typed("value", value, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
+
+
+def timed_rows(batch: pa.RecordBatch, *, now_ms: int, last_txid: int) -> pa.RecordBatch | LogRecord:
+    """Return `byte_log_batch`, with the time as transaction id of rows that come without one."""
+    txid = present_txid(now_ms=now_ms, last_txid=last_txid)
+    if batch.num_rows == batch.num_columns == 1:
+        # A single record is cheaper than a batch of one row, and many small clients send such.
+        payload = batch.column(0)[0].as_py()
+        if isinstance(payload, bytes):
+            return LogRecord(txid, payload)
+    return byte_log_batch(batch, assigned_txid=txid)
 
 
 def batches_from(table: Any) -> list[pa.RecordBatch]:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import MetadataVersionError, NoNodeError
 from dlcore.log.metadata.commits import CommitStatus
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import BUCKETS, unescape
 from dlcore.metadata.stored import decode, decode_or_tell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.log.context import LogContext
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
 
@@ -27,20 +28,20 @@ _RECORDS_AT_ONCE = 50
 _BUCKETS_AT_ONCE = 16
 
 
-async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
+async def sweep_commits(store: MetadataStore, paths: NamespacePaths, *, before_ms: int) -> int:
     """Delete the records of commits made before a time; return how many."""
     count = 0
-    async for path, version, record in commit_records(context):
+    async for path, version, record in commit_records(store, paths):
         if record.committed_ms < before_ms:
             # It changed, so it is not old, or another sweep deleted it.
             with contextlib.suppress(MetadataVersionError, NoNodeError):
-                await context.store.delete(path, version=version)
+                await store.delete(path, version=version)
                 count += 1
     return count
 
 
 async def commit_records(
-    context: LogContext,
+    store: MetadataStore, paths: NamespacePaths
 ) -> AsyncGenerator[tuple[str, int, CommitRecord], None]:
     """Yield the path, the version and the value of every commit record, some at a time.
 
@@ -50,8 +51,8 @@ async def commit_records(
     tell = partial(logger.warning, "a record of commits is left out: %s")
 
     async def paths_below(bucket: str) -> list[str]:
-        parent = f"{context.paths.commits}/{bucket}"
-        names = await persistently(lambda: context.store.get_children(parent))
+        parent = f"{paths.commits}/{bucket}"
+        names = await persistently(lambda: store.get_children(parent))
         return [f"{parent}/{name}" for name in names or ()]
 
     for first in range(0, len(BUCKETS), _BUCKETS_AT_ONCE):
@@ -59,15 +60,15 @@ async def commit_records(
         lists = await asyncio.gather(*map(paths_below, buckets))
         found = [path for each in lists for path in each]
         for start in range(0, len(found), _RECORDS_AT_ONCE):
-            paths = found[start : start + _RECORDS_AT_ONCE]
-            nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
-            for path, node in zip(paths, nodes, strict=True):
+            some = found[start : start + _RECORDS_AT_ONCE]
+            nodes = await persistently(lambda some=some: store.get_many(some))  # type: ignore[misc]
+            for path, node in zip(some, nodes, strict=True):
                 record = decode_or_tell(CommitRecord, node, source=path, tell=tell)
                 if node is not None and record is not None:
                     yield path, node.version, record
 
 
-async def list_commits(context: LogContext) -> list[CommitStatus]:
+async def list_commits(store: MetadataStore, paths: NamespacePaths) -> list[CommitStatus]:
     """Return the last commit of each appender that has a record, in no order."""
     return [
         CommitStatus(
@@ -76,12 +77,12 @@ async def list_commits(context: LogContext) -> list[CommitStatus]:
             appends=record.committed,
             committed_ms=record.committed_ms,
         )
-        async for path, _, record in commit_records(context)
+        async for path, _, record in commit_records(store, paths)
     ]
 
 
-async def last_version(context: LogContext, identity: str) -> int:
+async def last_version(store: MetadataStore, paths: NamespacePaths, identity: str) -> int:
     """Return the last version that an appender committed, -1 if none is known."""
-    path = context.paths.commit(identity)
-    node = await persistently(lambda: context.store.get(path, fresh=True))
+    path = paths.commit(identity)
+    node = await persistently(lambda: store.get(path, fresh=True))
     return -1 if node is None else decode(CommitRecord, node.value, source=path).version

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import CorruptMetadataError
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
-from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import (
     Chunk,
     LogKey,
@@ -24,11 +23,13 @@ from dlcore.log.metadata.values import (
     Totals,
     VersionedHead,
 )
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from dlcore.log.metadata.store import LogStore
     from dlcore.log.metadata.values import LogHead, OpenSegment
     from dlcore.metadata.paths import LogPaths
     from dlcore.metadata.port import MetadataStore

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
 from dlcore.base.errors import CorruptMetadataError, LedgerNotFoundError
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.log.metadata.store import persistently
+from dlcore.metadata.one_node import persistently
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.base.config import require
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import BUCKETS, bucket_of, name_of_component
 from dlcore.metadata.stored import decode_or_tell
 

@@ -28,6 +28,7 @@ from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.nodes import head_of, schema_of, settings_of
 from dlcore.log.metadata.values import LockHolder, LogKey, LogMetadata, VersionedHead
+from dlcore.metadata.one_node import RETRY_DELAYS_S, persistently
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
 from dlcore.metadata.port import CONFLICTS, UNANSWERED, MetadataStore, Put, Versioned
 from dlcore.metadata.stored import decode, encode
@@ -117,19 +118,6 @@ class TargetLookup:
 _Result = TypeVar("_Result")
 
 logger = logging.getLogger(__name__)
-
-_RETRY_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0)
-"""Pauses between attempts to read: together longer than a session time-out of 10 s."""
-
-
-async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Return the result of `call`, which is idempotent; try again while there is no answer."""
-    for delay_s in _RETRY_DELAYS_S:
-        try:
-            return await call()
-        except UNANSWERED:
-            await asyncio.sleep(delay_s)
-    return await call()
 
 
 async def _read_many(store: MetadataStore, paths: Sequence[str]) -> Sequence[Versioned | None]:
@@ -323,7 +311,7 @@ class LogStore:
             UnsupportedError: a setting needs a feature that was not finalized.
         """
         paths = self.paths_of(log)
-        for delay_s in _RETRY_DELAYS_S:
+        for delay_s in RETRY_DELAYS_S:
             head, node = await persistently(
                 lambda: self._store.get_many([paths.head, paths.settings], fresh=True)
             )
@@ -403,7 +391,7 @@ class LogStore:
             Exception: any error that `change` raises.
         """
         path = self.paths_of(log).schema
-        for delay_s in _RETRY_DELAYS_S:
+        for delay_s in RETRY_DELAYS_S:
             node = await persistently(lambda: self._store.get(path, fresh=True))
             known = schema_of(self._paths, log, node)
             schema = change(known)
@@ -430,7 +418,7 @@ class LogStore:
             LogNotFoundError: the log is gone.
         """
         after = change.after
-        for delay_s in _RETRY_DELAYS_S:
+        for delay_s in RETRY_DELAYS_S:
             try:
                 await self._store.multi(change.ops)
             except UNANSWERED:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
+from dlcore.log.entries.batches import numbers_of, read_batch, records_of, typed_read_batch
 from dlcore.log.reading.rows import Rows, no_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     import pyarrow as pa
 
     from dlcore.base.records import EntryPlace, LogRecordWithDLSN
@@ -28,6 +29,15 @@ class StoredRows(NamedTuple):
     def position(self) -> DLSN:
         """The position of the first of them."""
         return DLSN(self.place.lssn, self.place.entry_id, self.first_slot)
+
+    @property
+    def txids(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The transaction ids of them."""
+        return numbers_of(self.batch.column(0))
+
+    def typed(self) -> pa.RecordBatch:
+        """Return them as batches of a typed log are read, with the columns of metadata."""
+        return typed_read_batch(self.batch, self.place, first_slot=self.first_slot)
 
     def slice(self, first_row: int, count: int) -> StoredRows:
         """Return at most `count` of them, from `first_row` on."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import AlreadyClosedError
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.metadata.store import persistently
 from dlcore.log.reading.snapshot import Finder
 from dlcore.log.reading.status import LogStatus
+from dlcore.metadata.one_node import persistently
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext

@@ -17,7 +17,6 @@ from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, LogFollower
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.log.reading.tail_driver import SEGMENTS_AHEAD, BrokenEntries, Fetcher
-from dlcore.log.typed.arrow import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,8 +128,7 @@ class ReaderOpener:
             record_count_estimate=sum(each.record_count_estimate for each in scans),
             size_bytes_estimate=sum(each.size_bytes_estimate for each in scans),
         )
-        own = None if snapshot.schema is None else schema_of(snapshot.schema.latest)
-        view = RangeView(self._log.name, own, columns, where)
+        view = RangeView(self._log.name, snapshot.columns, columns, where)
         return LogRange(extent, partial(self.open_part, first, last), view)
 
     async def open_part(self, start: DLSN, end: DLSN) -> DirectReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,17 +41,31 @@ def timestamp_ms_of(time: datetime) -> int:
     return -((_EPOCH - time) // _MILLISECOND)
 
 
+def require_bound(bound: Bound | None) -> None:
+    """Raise `ConfigurationError` unless `bound` may bound a range; None is right."""
+    if isinstance(bound, datetime):
+        timestamp_ms_of(bound)  # raises if it has no time zone
+    elif isinstance(bound, bool) or not isinstance(bound, DLSN | int | None):
+        raise ConfigurationError(
+            f"{bound!r}: expected a DLSN, a transaction id, or a time with a time zone; "
+            "DLSN.parse('1:0:0') makes a DLSN of text"
+        )
+
+
+def require_columns(columns: Sequence[str] | None) -> None:
+    """Raise `ConfigurationError` unless `columns` is a list; None is right, and one text is not."""
+    if isinstance(columns, str):
+        raise ConfigurationError(f"columns={columns!r}: expected a list, like [{columns!r}]")
+    if not isinstance(columns, Iterable | None):
+        raise ConfigurationError(f"columns={columns!r}: expected a list of names")
+
+
 async def position_of(finder: Finder, bound: Bound) -> DLSN:
     """Return the position of the first readable record at or after `bound`, or the end."""
     if isinstance(bound, datetime):
         return await finder.not_less_than_timestamp(timestamp_ms_of(bound))
     if isinstance(bound, int):
         return await finder.not_less_than_txid(bound)
-    if not isinstance(bound, DLSN):
-        raise ConfigurationError(
-            f"{bound!r}: expected a DLSN, a transaction id, or a time with a time zone; "
-            "DLSN.parse('1:0:0') makes a DLSN of text"
-        )
     return finder.snapshot.canonical(bound)
 
 
@@ -104,8 +119,6 @@ class RangeView:
         if own is not None:
             self._read = pa.schema([*typed_read_fields(), *own])
             default = own.names
-        if isinstance(columns, str):
-            raise ConfigurationError(f"columns={columns!r}: expected a list, like [{columns!r}]")
         names = list(default if columns is None else columns)
         self.is_typed = is_typed = own is not None
         available = pa.schema([*self._read, *([pa.field(_LOG, pa.string())] if is_typed else [])])

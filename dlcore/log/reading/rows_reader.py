@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from dlcore.base.closing import AsyncClosing
-from dlcore.base.config import require_count, require_kind
+from dlcore.base.config import require, require_count, require_kind
 from dlcore.base.errors import ConfigurationError, DLError, EndOfStreamError
-from dlcore.base.ids import DLSN
+from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.log.reading.rows import drop_taken, no_records, take_records
 
 if TYPE_CHECKING:
@@ -46,6 +46,16 @@ class ReadStart:
         for field, kind in (("dlsn", DLSN), ("txid", int), ("timestamp_ms", int)):
             if (value := getattr(self, field)) is not None:
                 require_kind(field, value, kind)
+        if self.txid is not None:
+            rule = f"expected at most {TXID_MAX}, the highest transaction id"
+            require(condition=self.txid <= TXID_MAX, key="txid", value=self.txid, rule=rule)
+
+    @classmethod
+    def given(cls, dlsn: DLSN | None, txid: int | None, timestamp_ms: int | None) -> ReadStart:
+        """Return a start that is named.  Raises: ConfigurationError: none is, or several are."""
+        if dlsn is None and txid is None and timestamp_ms is None:
+            raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not none")
+        return cls(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
 
 
 class RowsWanted(TypedDict, total=False):

@@ -290,6 +290,13 @@ class LogSnapshot:
         )
 
     @property
+    def columns(self) -> pa.Schema | None:
+        """The latest columns of a typed log; None for a byte log."""
+        from dlcore.log.typed.arrow import schema_of  # loads pyarrow, which plans do without
+
+        return None if self.schema is None else schema_of(self.schema.latest)
+
+    @property
     def is_empty(self) -> bool:
         """Whether no record is readable."""
         return self.first >= self.end

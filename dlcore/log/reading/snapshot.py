@@ -16,12 +16,12 @@ from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entry_header
 from dlcore.log.entries.encryption import EntryDecryptor
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata, VersionedHead
 from dlcore.log.reading.cursor import truncated_away
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlcore.log.recovery import bounded_extent, read_frame, read_header
 from dlcore.log.typed.arrow import entry_schemas
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
@@ -312,11 +312,11 @@ class Finder:
                 return DLSN(segment.lssn, view.end_entry_id - 1, header.record_count - 1)
         return None
 
-    async def require_left(self, start: DLSN | NotLessThan) -> None:
+    async def require_left(self, start: DLSN | NotLessThan, *, is_exact: bool = False) -> None:
         """Raise if a reader that starts at `start` would miss truncated records.
 
         The lowest position, sequence id and transaction id mean the beginning, which is the first
-        remaining record.  A time never counts as truncated.
+        remaining record, unless a position is exact.  A time never counts as truncated.
 
         Raises:
             AlreadyTruncatedError: the message has the first remaining position, and how to begin
@@ -327,7 +327,8 @@ class Finder:
             return
         match start:
             case DLSN():
-                what, is_lost = f"position {start}", DLSN.INITIAL < start < first
+                what = f"position {start}"
+                is_lost = start < first and (is_exact or start > DLSN.INITIAL)
             case NotLessThan(RecordField.SEQUENCE_ID, number):
                 what = f"sequence_id {number}"
                 is_lost = 0 < number < await self._first_sequence_id()

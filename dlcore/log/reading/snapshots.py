@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from dlcore.base.errors import AlreadyClosedError, CorruptMetadataError, DLError, LogNotFoundError
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import require_name
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.reading.snapshot import LogFollower
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import decode
 

@@ -8,17 +8,15 @@ import logging
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.config import require_kind
 from dlcore.base.errors import (
-    ConfigurationError,
     DLError,
     NodeExistsError,
     NoNodeError,
     SubscriptionMovedError,
 )
 from dlcore.base.features import own_release
+from dlcore.base.ids import require_identity
 from dlcore.base.machines import run_to_end
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.reading.holding import (
     AwaitLock,
@@ -45,6 +43,7 @@ from dlcore.log.reading.holding import (
     Work,
     seen_in,
 )
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import UNANSWERED, Delete, SessionState
 from dlcore.metadata.stored import decode, encode
@@ -57,21 +56,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ID_BYTES_MAX = 200
 _RELEASE_WAIT_S = 5.0
 """The longest wait for the release of a lock while the metadata store does not answer."""
 _releases = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
-
-
-def require_subscriber(subscriber: str) -> str:
-    """Return the name of a subscriber, or raise `ConfigurationError`."""
-    require_kind("subscriber", subscriber, str)
-    if not 0 < len(subscriber.encode()) <= _ID_BYTES_MAX:
-        raise ConfigurationError(
-            f"subscriber={subscriber!r}: expected 1 … {_ID_BYTES_MAX} bytes of text"
-        )
-    return subscriber
 
 
 async def list_subscriptions(
@@ -85,7 +73,7 @@ async def list_subscriptions(
         names = await persistently(lambda: context.store.get_children(parent, fresh=True))
         subscribers = sorted(map(unescape, names or []))
     else:
-        subscribers = [require_subscriber(subscriber)]
+        subscribers = [require_identity("subscriber", subscriber)]
     nodes = await persistently(
         lambda: context.store.get_many([paths.subscriber(each) for each in subscribers])
     )
@@ -106,7 +94,7 @@ class SubscriptionHold:
     """A subscription of a log, which is this holder's alone from `take` to `release`."""
 
     def __init__(self, context: LogContext, log: LogKey, subscriber: str) -> None:
-        require_subscriber(subscriber)
+        require_identity("subscriber", subscriber)
         paths = context.logs.paths_of(log)
         self._context = context
         self._log = log

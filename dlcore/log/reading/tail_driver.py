@@ -8,7 +8,7 @@ from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, answer
 from dlcore.base.errors import DLError, LedgerNotFoundError, UnexpectedError
 from dlcore.log.reading.cursor import FollowExtent
 from dlcore.log.reading.tail import (
@@ -160,7 +160,8 @@ class Fetcher:
     def _perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind
         match effect:
             case WaitOver():
-                self._end_wait(effect.error)
+                assert self._waiter is not None
+                answer(self._waiter, effect.error)
             case Control.GO_ON:
                 self._at_work.goes_on.set()
             case Open(step):
@@ -200,15 +201,6 @@ class Fetcher:
     def _at_work(self) -> _Stream:
         assert self._stream is not None
         return self._stream
-
-    def _end_wait(self, error: DLError | None) -> None:
-        assert self._waiter is not None
-        if self._waiter.done():
-            return  # its caller was cancelled
-        if error is None:
-            self._waiter.set_result(None)
-        else:
-            self._waiter.set_exception(error)
 
     def _ring(self) -> None:
         self._handle(Alarm(asyncio.get_running_loop().time(), self._ledgers.heard_s))

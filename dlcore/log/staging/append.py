@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, assert_never
 from typing_extensions import override
 
 from dlcore.base.background import together
-from dlcore.base.config import require_kind
 from dlcore.base.errors import (
     AppendAbortedError,
-    ConfigurationError,
     DLError,
     LogNotFoundError,
     MetadataVersionError,
     NoNodeError,
 )
 from dlcore.base.machines import Pause, run_to_end
-from dlcore.log.metadata.staged import drop, list_staged, read_staged, settle
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.commit import (
@@ -44,7 +40,9 @@ from dlcore.log.staging.faces import StagedAppend
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.upkeep.requests import ask_for_upkeep
+from dlcore.log.upkeep.staged import drop, list_staged, read_staged, settle
 from dlcore.metadata.attempts import Store
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import decode
 
@@ -151,9 +149,6 @@ class CommitDriver:
             unsubscribe()
 
 
-IDENTITY_BYTES_MAX = 200
-
-
 class DirectStagedAppend(StagedAppend):
     """One atomic append, named by an identity, a version, and its place among the run's appends.
 
@@ -177,12 +172,8 @@ class DirectStagedAppend(StagedAppend):
         after: int | None = None,
         token: str | None = None,
     ) -> None:
-        check_identity(identity)
+        super().__init__(identity, version, shared=shared, run=run, lock_timeout_s=lock_timeout_s)
         staged_as = identity if shared is None else shared.identity
-        check_identity(staged_as)
-        require_kind("version", version, int)
-        if not 0 <= version < 2**63:
-            raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
         self._context = context
         self._round = "" if shared is None else shared.round
         self._keep_record = keep_record
@@ -283,13 +274,3 @@ class DirectStagedAppend(StagedAppend):
     async def aclose(self) -> None:
         if self._commit.result is None:
             await self._writer.aclose(delete=True)
-
-
-def check_identity(identity: str) -> None:
-    """Raise `ConfigurationError` unless `identity` can name appends."""
-    require_kind("identity", identity, str)
-    size = len(identity.encode())
-    if not 0 < size <= IDENTITY_BYTES_MAX:
-        raise ConfigurationError(
-            f"identity={identity!r}: expected 1 … {IDENTITY_BYTES_MAX} bytes, not {size}"
-        )

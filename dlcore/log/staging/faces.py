@@ -6,6 +6,10 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from dlcore.base.closing import AsyncClosing
+from dlcore.base.config import require, require_bounded, require_kind
+from dlcore.base.errors import AlreadyClosedError
+from dlcore.base.ids import require_identity
+from dlcore.log.metadata.commits import AppendRun, SharedStaging
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -26,6 +30,19 @@ class StagingWriter(AsyncClosing):
     Over proxies each method may also raise ProxyUnavailableError.  Records that were sent and not
     staged are sent again after the loss of a proxy, unless they were more than 8 MiB.
     """
+
+    def __init__(self, identity: str) -> None:
+        self._identity = require_identity("identity", identity)
+        self._closed = False
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
+
+    def _end(self) -> bool:
+        """Refuse all further calls; return whether it was closed already."""
+        was_closed, self._closed = self._closed, True
+        return was_closed
 
     @abstractmethod
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
@@ -93,6 +110,30 @@ class StagedAppend(AsyncClosing):
     The versions of one identity go up.  If an append of a version was committed before, it is not
     committed again, and the result of `commit` says so.  Use `Namespace.begin_append`.
     """
+
+    def __init__(
+        self,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None,
+        run: AppendRun | None,
+        lock_timeout_s: float | None,
+    ) -> None:
+        require_identity("identity", identity)
+        require_kind("version", version, int)
+        is_stored = 0 <= version < 2**63
+        require(condition=is_stored, key="version", value=version, rule="expected 0 … 2**63-1")
+        if shared is not None:
+            require_kind("shared", shared, SharedStaging)
+        if run is not None:
+            require_kind("run", run, AppendRun)
+        if lock_timeout_s is not None:
+            require_kind("lock_timeout_s", lock_timeout_s, float)
+            require_bounded("lock_timeout_s", lock_timeout_s, may_be_endless=True)
+            is_time = lock_timeout_s >= 0
+            rule = "expected a number >= 0"
+            require(condition=is_time, key="lock_timeout_s", value=lock_timeout_s, rule=rule)
 
     @abstractmethod
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:

@@ -18,7 +18,6 @@ from msgspec.structs import asdict, replace
 from typing_extensions import override
 
 from dlcore.base.errors import (
-    AlreadyClosedError,
     ConfigurationError,
     DLError,
     MetadataVersionError,
@@ -30,10 +29,10 @@ from dlcore.log.entries.body import Compressor
 from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.segment import StagedExtent
-from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.staging.commit import require_few_logs
 from dlcore.log.staging.faces import StagingWriter
 from dlcore.log.typed.rows import TypedRows
+from dlcore.log.upkeep.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.writing.transmit import Run, Transmitter
 from dlcore.log.writing.typed import FittingSchema
 from dlcore.metadata.port import UNANSWERED
@@ -206,8 +205,8 @@ class DirectStagingWriter(StagingWriter):
     def __init__(
         self, context: LogContext, owner: StagingOwner, identity: str, config: LogConfig
     ) -> None:
+        super().__init__(identity)
         self._context = context
-        self._identity = identity
         self._limits = SegmentLimits.of(config)
         self._logs = _KnownLogs(context.logs, config)
         self._parts: dict[str, _Part] = {}
@@ -215,7 +214,6 @@ class DirectStagingWriter(StagingWriter):
         self._lanes: dict[QuorumConfig, _Lane] = {}
         self._staged = _StagedLedgers(context, owner, identity)
         self._error: DLError | None = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<StagingWriter identity={self._identity!r} logs={len(self._logs.by_name)}>"
@@ -405,14 +403,12 @@ class DirectStagingWriter(StagingWriter):
                 f"staging for {self._identity!r} failed: {type(self._error).__name__}: "
                 f"{self._error}"
             ) from self._error
-        if self._closed:
-            raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
+        self._require_open()
 
     @override
     async def aclose(self, *, delete: bool = False) -> None:
-        if self._closed:
+        if self._end():
             return
-        self._closed = True
         if self._context.lifetime.has_ended:
             return  # its ledgers were abandoned, and are settled like those of a dead process
         for lane in self._lanes.values():

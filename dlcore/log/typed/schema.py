@@ -1,4 +1,4 @@
-"""The schema of a log as it is stored, and how it may change: a machine without Arrow.
+"""The schema of a log as it is stored, and how it may change: values without Arrow.
 
 A typed log has a schema from its creation on.  Each change makes a version, whose number (from 1)
 is in the header of each entry written with it.  No version is ever changed or removed, so every

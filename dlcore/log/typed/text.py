@@ -1,4 +1,4 @@
-"""Columns as people write them, ``city string, place struct<lat double, lon double>``: a machine.
+"""Columns as people write them, ``city string, place struct<lat double, lon double>``.
 
 This parses the text of `dlcore.log.typed.schema.describe`, and Arrow's own spelling, which has a
 colon after each name and a name for the element of a list.  Columns are separated by commas or

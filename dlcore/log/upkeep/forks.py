@@ -23,12 +23,12 @@ from dlcore.log.metadata.forking import (
     removed_txid_of,
 )
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import ForkOrigin, LogMetadata
 from dlcore.log.recovery import bounded_extent
 from dlcore.log.upkeep.removal import remove_deleted
 from dlcore.metadata.attempts import Store
 from dlcore.metadata.binding import ClusterFeatures
+from dlcore.metadata.one_node import persistently
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext

@@ -27,8 +27,6 @@ from dlcore.base.features import PARTIAL_REMOVAL
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.metadata.changes import Piece, plan_remove, plan_settings
 from dlcore.log.metadata.history import ChunkMissingError, read_chunks
-from dlcore.log.metadata.staged import plan_releases
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import (
     LogHead,
     LogKey,
@@ -36,6 +34,8 @@ from dlcore.log.metadata.values import (
     VersionedHead,
 )
 from dlcore.log.upkeep.retention import Front, kept_from_ms, last_write_ms
+from dlcore.log.upkeep.staged import plan_releases
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Delete
 from dlcore.metadata.stored import decode, decode_or_tell, encode

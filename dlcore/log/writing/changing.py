@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey, LogMetadata, VersionedHead
+    from dlcore.log.reading.rows_reader import ReadStart
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.writing.lock import WriterLock
 
@@ -54,23 +55,16 @@ async def end_of_log(context: LogContext, at: VersionedHead) -> DLSN:
 async def first_to_keep(
     context: LogContext,
     snapshot: Callable[[], Awaitable[LogSnapshot]],
-    dlsn: DLSN | None,
-    txid: int | None,
-    timestamp_ms: int | None,
+    start: ReadStart,
 ) -> DLSN:
-    """Return the first position to keep, by the one of the three arguments that is given."""
-    given = {"dlsn": dlsn, "txid": txid, "timestamp_ms": timestamp_ms}
-    named = [key for key, value in given.items() if value is not None]
-    if len(named) != 1:
-        raise ConfigurationError(f"expected one of {', '.join(given)}, not {named or 'none'}")
-    if dlsn is not None:
-        require_kind("dlsn", dlsn, DLSN)
-        return dlsn
+    """Return the first position to keep."""
+    if start.dlsn is not None:
+        return start.dlsn
     finder = Finder(context, await snapshot())
-    if txid is not None:
-        return await finder.not_less_than_txid(txid)
-    assert timestamp_ms is not None
-    return await finder.not_less_than_timestamp(timestamp_ms)
+    if start.txid is not None:
+        return await finder.not_less_than_txid(start.txid)
+    assert start.timestamp_ms is not None
+    return await finder.not_less_than_timestamp(start.timestamp_ms)
 
 
 async def truncate_log(

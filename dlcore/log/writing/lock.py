@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
@@ -18,7 +19,6 @@ from dlcore.base.errors import (
     UnexpectedError,
 )
 from dlcore.base.features import own_release
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.writing.ownership import (
     Acquire,
@@ -39,6 +39,7 @@ from dlcore.log.writing.ownership import (
     Signal,
     Verified,
 )
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.port import UNANSWERED, Check, Create, Delete, Put, SessionState, Unsubscribe
 from dlcore.metadata.stored import decode, encode
 
@@ -229,7 +230,9 @@ class WriterLock:
             OwnershipAcquireFailedError: another writer owns the log.
             LogNotFoundError: there is no such log.
         """
-        self._unsubscribe = self.node.watch(self._node_changed, self._session_changed)
+        self._unsubscribe = self.node.watch(
+            partial(self._handle, Signal.CHANGED), self._session_changed
+        )
         self._handle(Acquire(timeout_s, asyncio.get_running_loop().time()))
         try:
             while self._ownership.is_waiting:
@@ -249,9 +252,6 @@ class WriterLock:
                 raise self.denial
             self._changed.clear()
             await self._changed.wait()
-
-    def _node_changed(self) -> None:
-        self._handle(Signal.CHANGED)
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.EXPIRED:

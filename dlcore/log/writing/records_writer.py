@@ -85,7 +85,10 @@ class AsyncLogWriter(AsyncClosing):
     @property
     @abstractmethod
     def last_txid(self) -> int:
-        """The highest transaction id accepted, or found in the log by a direct writer; or -1."""
+        """The highest transaction id accepted, or found in the log by a direct writer; or -1.
+
+        Through proxies only those of single records count, and not those of batches.
+        """
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.base.background import BackgroundTasks
@@ -73,14 +74,12 @@ class TurnGiver:
         self._wanted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks(self._on_defect)
         path = context.logs.paths_of(log).lock
-        self._unsubscribe = context.store.watch(path, self._changed, children=False)
+        on_change = partial(self._handle, Signal.CHANGED)
+        self._unsubscribe = context.store.watch(path, on_change, children=False)
 
     def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
         """Call `on_wanted` with the client that waits for the lock itself, once there is one."""
         self._wanted.add_done_callback(lambda wanted: on_wanted(wanted.result()))
-
-    def _changed(self) -> None:
-        self._handle(Signal.CHANGED)
 
     def _on_defect(self, error: BaseException) -> None:
         text = f"turns of appends to log {self._log.name!r} broke: {error!r}"

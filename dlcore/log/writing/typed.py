@@ -90,6 +90,7 @@ class DirectTypedWriter(DirectWriter):
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> TypedRows:
         return self._with_txids(self._schema.fit(batch), last_txid)
 
+    @override
     async def fitted_latest(
         self, batch: pa.RecordBatch, *, last_txid: int | None = None
     ) -> TypedRows:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from typing_extensions import override
 
@@ -26,9 +26,10 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batcher import parts_of
-from dlcore.log.entries.batches import byte_log_batch
+from dlcore.log.entries.batches import byte_log_batch, timed_rows
 from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.encryption import encryptor_for
+from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.writing.append import (
@@ -38,6 +39,8 @@ from dlcore.log.writing.append import (
     AppendEntry,
     AwaitCapacity,
     AwaitTurn,
+    CloseLedger,
+    CompleteSegment,
     Ended,
     Ending,
     EntryDurable,
@@ -47,8 +50,10 @@ from dlcore.log.writing.append import (
     HeadChanged,
     LogAppender,
     MayChange,
+    RecoverLog,
     Refuse,
     Resumed,
+    StartSegment,
     Step,
     Suspended,
 )
@@ -61,7 +66,6 @@ from dlcore.metadata.one_node import NodeFollower
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from types import TracebackType
 
     import pyarrow as pa
 
@@ -151,10 +155,19 @@ class Pump:
                 case Ended():
                     if not effect.ticket.done():
                         effect.ticket.set_result(self.machine.report.last_dlsn or DLSN.INITIAL)
-                case _:
+                case (
+                    AwaitCapacity()
+                    | AwaitTurn()
+                    | CloseLedger()
+                    | StartSegment()
+                    | CompleteSegment()
+                    | RecoverLog()
+                ):
                     self._step = effect
                     if self.is_asleep:
                         self.wake.set()
+                case _:
+                    assert_never(effect)
         self._capacity.set()
 
     def fail(self, error: DLError) -> None:
@@ -392,8 +405,13 @@ class DirectWriter(AsyncLogWriter):
 
     @override
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> Any:
+        txid = present_txid(now_ms=self._context.clock.now_ms(), last_txid=last_txid)
+        return byte_log_batch(batch, assigned_txid=txid)
+
+    async def fitted_latest(self, batch: pa.RecordBatch) -> Any:
+        """Return a batch as entries hold it; rows without transaction ids get the present time."""
         now_ms = self._context.clock.now_ms()
-        return byte_log_batch(batch, assigned_txid=present_txid(now_ms=now_ms, last_txid=last_txid))
+        return timed_rows(batch, now_ms=now_ms, last_txid=self.last_txid)
 
     @override
     def write_fitted(
@@ -443,10 +461,11 @@ class DirectWriter(AsyncLogWriter):
     async def truncate(
         self, dlsn: DLSN | None = None, *, txid: int | None = None, timestamp_ms: int | None = None
     ) -> bool:
+        start = ReadStart.given(dlsn, txid, timestamp_ms)
         machine = self.machine
         machine.require_usable()
         snapshot = LogFollower(self._context, self._log).take
-        dlsn = await first_to_keep(self._context, snapshot, dlsn, txid, timestamp_ms)
+        dlsn = await first_to_keep(self._context, snapshot, start)
         async with self.pump.changing:
             changed, at = await truncate_log(
                 self._context, machine.log.at, dlsn, end=machine.log.end
@@ -489,12 +508,7 @@ class DirectWriter(AsyncLogWriter):
         self.report_unwritten(reason)
         await self.abort()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object = None, error: object = None, *_: object) -> None:
         try:
             await self.aclose()
         except WriteError:

@@ -38,7 +38,6 @@ class AuditResult:
     """
 
     lost: tuple[BookieId, ...]
-    absent: tuple[BookieId, ...]
     look_again_s: float | None
 
 
@@ -59,7 +58,7 @@ class BookieAudit:
             self._seen.clear()
             self._absent_since.clear()
             self._lost.clear()
-            return AuditResult(lost=(), absent=tuple(sorted(set(known))), look_again_s=None)
+            return AuditResult(lost=(), look_again_s=None)
         self._seen.update(registered)
         absent = sorted(set(known).difference(registered))
         self._absent_since = {each: self._absent_since.get(each, now) for each in absent}
@@ -77,7 +76,6 @@ class BookieAudit:
         waits = [due_s[each] for each in absent if each not in self._lost]
         return AuditResult(
             lost=tuple(sorted(self._lost)),
-            absent=tuple(absent),
             look_again_s=min(waits, default=None),
         )
 

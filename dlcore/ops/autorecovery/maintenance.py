@@ -150,7 +150,8 @@ class Maintenance:
         while left:
             report(f"{len(left)} ledgers refer to {name}")
             moved += len(left)
-            await self._publish(left)
+            for ledger_id, members in left.items():
+                await self._repairs.publish(ledger_id, missing=members)
             await self._wait_until_moved(
                 name, dict(left), deadline=deadline, report=report, warn=warn or report
             )
@@ -281,10 +282,6 @@ class Maintenance:
                 error,
             )
             return None
-
-    async def _publish(self, ledgers: Mapping[int, tuple[BookieId, ...]]) -> None:
-        for ledger_id, members in ledgers.items():
-            await self._repairs.publish(ledger_id, missing=members)
 
     async def _wait_until_moved(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlcore.base.clock import steady_s
-from dlcore.base.metrics import Durations, counter, gauge, histogram
+from dlcore.base.metrics import Durations, counter, defined_in, gauge, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,13 +32,6 @@ AUDIT_AGE = gauge(
 LOST = gauge("autorecovery_lost_bookies", "Bookies that count as lost; only of the auditor")
 REPAIRS = counter("autorecovery_repairs_total", "Ledgers repaired by this process")
 FAILED = counter("autorecovery_failed_repairs_total", "Repairs that did not finish")
-BEHIND = gauge(
-    "autorecovery_subscriber_seconds_behind",
-    "Since the next record that a subscriber has to read was written, at the last look; of the 10 "
-    "furthest behind, and only of the auditor",
-    "log",
-    "subscriber",
-)
 SCRUBBED = counter(
     "autorecovery_scrubbed_bytes_total",
     "Bytes of cold objects that this process read to find damage",
@@ -92,32 +85,15 @@ TABLE_ERRORS = counter(
     "kind",
 )
 TIMES = histogram("autorecovery_repair_seconds", "A repair of a ledger that finished")
-
-METRICS = (
-    UNDERREPLICATED,
-    UNREADABLE,
-    IS_AUDITOR,
-    PAUSED,
-    AUDIT_AGE,
-    LOST,
-    REPAIRS,
-    FAILED,
-    SCRUBBED,
-    DAMAGED,
-    MENDED,
-    HOLES,
-    EXPORT_AGE,
-    EXPORT_EVERY,
-    TIER_FAILING,
-    TIER_FAILING_FOR,
-    TIER_ERRORS,
-    TIER_ROUND,
-    TABLE_FAILING,
-    TABLE_FAILING_FOR,
-    TABLE_ERRORS,
-    TIMES,
-    BEHIND,
+BEHIND = gauge(
+    "autorecovery_subscriber_seconds_behind",
+    "Since the next record that a subscriber has to read was written, at the last look; of the 10 "
+    "furthest behind, and only of the auditor",
+    "log",
+    "subscriber",
 )
+
+METRICS = defined_in(globals())
 """The metrics of auto-recovery, in the order of the documentation."""
 
 

@@ -22,9 +22,9 @@ from dlcore.base.errors import MetadataConnectionError, MetadataError, NodeExist
 from dlcore.base.features import own_release
 from dlcore.base.http_options import http_address_of, require_http
 from dlcore.base.listening.operator_port import Operated
-from dlcore.log.metadata.owner import SessionNode
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.operated import METRICS as METADATA_METRICS, session_check, source_of
+from dlcore.metadata.session_node import SessionNode
 from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.ops.autorecovery.auditor import Auditor
 from dlcore.ops.autorecovery.listing import RepairList

@@ -163,7 +163,8 @@ class _Adoption:
         starts = [run.first_sequence_id for run in following or () if run.first == 0]
         lacks = have.entries < total.entries or not cold or (starts and min(starts) > next_id)
         if lacks:
-            cold.append(_lost(max(1, total.entries - have.entries)))
+            lost = max(1, total.entries - have.entries)  # no object has them
+            cold.append(Extent(ledger_id=0, first_entry_id=0, last_entry_id=lost - 1))
         written_ms = cold[-1].last_timestamp_ms
         changed = replace(
             end,
@@ -254,8 +255,3 @@ def _following(runs: Sequence[_Run], entries: int) -> list[_Run]:
         chosen.append(best)
         entries = best.end
     return chosen
-
-
-def _lost(entries: int) -> Extent:
-    """Return an extent that no object has."""
-    return Extent(ledger_id=0, first_entry_id=0, last_entry_id=entries - 1)

@@ -18,7 +18,6 @@ from dlcore.ops.cli.context import (
     require_consent,
     run_async,
     run_direct,
-    wants_json,
 )
 from dlcore.ops.cli.output import (
     Progress,
@@ -26,7 +25,6 @@ from dlcore.ops.cli.output import (
     end_with,
     show_done,
     show_fields,
-    show_json,
     show_rows,
     telling_time,
 )
@@ -96,10 +94,7 @@ def changes_of(before: LogState, after: LogState) -> Iterator[str]:
 
 
 def _show(log: str, event: str, *, end: str | None) -> None:
-    if wants_json():
-        show_json({"log": log, "event": event, "end": end})
-    else:
-        click.echo(event)
+    show_done(event, {"log": log, "event": event, "end": end})
 
 
 _LOGS_AT_ONCE = 100

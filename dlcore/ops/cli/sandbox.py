@@ -183,7 +183,7 @@ def _watch(sandbox: Sandbox, stopped: threading.Event, *, restarts: bool) -> Non
     while not stopped.wait(_POLL_S):
         server = sandbox.metadata_server
         if not server.is_running:
-            raise MetadataConnectionError(f"{server.title} ended by itself; stopped the sandbox")
+            raise MetadataConnectionError(f"{server.name} ended by itself; stopped the sandbox")
         ended = [each for each in running if not each.is_running]
         running = [each for each in running if restarts or each not in ended]
         for each in ended:

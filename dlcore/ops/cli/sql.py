@@ -12,8 +12,8 @@ import click
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.http_options import address_of
 from dlcore.ops.cli.console import host_and_port, require_loopback
-from dlcore.ops.cli.context import common_options, namespace_endpoint, namespace_tls, wants_json
-from dlcore.ops.cli.output import show_json
+from dlcore.ops.cli.context import common_options, namespace_endpoint, namespace_tls
+from dlcore.ops.cli.output import show_done
 
 _ADDRESS = "127.0.0.1:4185"
 _MIB = 1024 * 1024
@@ -93,10 +93,7 @@ def sql_command(
             "of this machine"
         ) from error
     location = f"{scheme}://{address_of(host, server.port)}"
-    if wants_json():
-        show_json({"location": location})
-    else:
-        click.echo(f"SQL serving on {location}")
+    show_done(f"SQL serving on {location}", {"location": location})
     stop.wait()
     server.stop()
 

@@ -14,7 +14,7 @@ from dlcore.ops.upkeep.config import UpkeepConfig
 
 if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.log.metadata.staged import StagedStatus
+    from dlcore.log.upkeep.staged import StagedStatus
 
 _DEFAULTS = UpkeepConfig()
 _DAY_S = 24 * 3600
@@ -36,7 +36,7 @@ def list_staged() -> None:
     """
 
     async def read(namespace: DirectNamespace) -> list[StagedStatus]:
-        from dlcore.log.metadata.staged import list_all_staged
+        from dlcore.log.upkeep.staged import list_all_staged
 
         return await list_all_staged(namespace.log_context)
 
@@ -97,11 +97,11 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
 
     async def remove(namespace: DirectNamespace) -> tuple[int, int]:
         from dlcore.log.metadata.commit_records import sweep_commits
-        from dlcore.log.metadata.staged import settle_abandoned
+        from dlcore.log.upkeep.staged import settle_abandoned
 
         context = namespace.log_context
         ledgers = await settle_abandoned(context, created_before_ms=leftovers_ms)
-        return ledgers, await sweep_commits(context, before_ms=commits_ms)
+        return ledgers, await sweep_commits(context.store, context.paths, before_ms=commits_ms)
 
     ledgers, records = run_direct(telling_time("cleaning", remove), is_long=True)
     show_done(
@@ -115,13 +115,14 @@ async def _count_old(
 ) -> tuple[int, int]:
     """Return how many staged ledgers and records of commits are older than these times."""
     from dlcore.log.metadata.commit_records import commit_records
-    from dlcore.log.metadata.staged import list_all_staged
+    from dlcore.log.upkeep.staged import list_all_staged
 
     with Progress() as progress:
         staged = await list_all_staged(namespace.log_context)
         left = sum(not each.is_filled and each.staged.created_ms < leftovers_ms for each in staged)
         seen = old = 0
-        async for _, _, record in commit_records(namespace.log_context):
+        ports = namespace.ports
+        async for _, _, record in commit_records(ports.store, ports.paths):
             seen += 1
             old += record.committed_ms < commits_ms
             progress.tell("records of commits looked at", seen)

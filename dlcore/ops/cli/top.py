@@ -22,7 +22,7 @@ from dlcore.ops.cli.context import (
 from dlcore.ops.cli.output import bytes_text, cell, printable, show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -163,12 +163,9 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
         side: Literal["right", "left"] = "right" if title in _NUMERIC else "left"
         table.add_column(title, justify=side, overflow="ellipsis", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(text) for text in _cells(row)))  # names may hold [brackets]
+        texts = (cell(None if value == "" else value) for value in row)
+        table.add_row(*map(Text, texts))  # names may hold [brackets]
     return table
-
-
-def _cells(row: Sequence[object]) -> Iterator[str]:
-    return (cell(None if value == "" else value) for value in row)
 
 
 def _rate(value: float | None) -> str:

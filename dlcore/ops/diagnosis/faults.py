@@ -59,7 +59,11 @@ def _no_metadata(values: Values) -> Iterator[Fault]:
 def _lost_quorum(values: Values) -> Iterator[Fault]:
     if "bookies" not in values:
         return
-    alive = {_bookie_id(each) for each in _bookies(values) if each["told"] is not None}
+    alive = {
+        f"{each['name']}/{each['incarnation'][:8]}"
+        for each in _bookies(values)
+        if each["told"] is not None
+    }
     lost = []
     for each in values.get("ledgers", ()):
         members = each.get("bookies", ())
@@ -245,10 +249,6 @@ _RULES: tuple[Callable[[Values], Iterator[Fault]], ...] = (
 def _bookies(values: Values) -> Sequence[Values]:
     found: Sequence[Values] = values.get("bookies", ())
     return [{"told": None, **each} for each in found]
-
-
-def _bookie_id(bookie: Values) -> str:
-    return f"{bookie['name']}/{bookie['incarnation'][:8]}"
 
 
 def _is_writable(bookie: Values) -> bool:

@@ -20,6 +20,7 @@ from dlcore.base.errors import (
     NodeNotEmptyError,
     NoNodeError,
 )
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.metadata.port import Check, Create, Delete, Put
 from dlcore.metadata.tree import Refusal, parent_of
 from dlcore.ops.metadata_server import jute
@@ -121,13 +122,54 @@ class End:
 Effect: TypeAlias = Store | Send | End
 
 
-class _Held:
+class SessionState(State):
+    """The state of one session; ENDED is final."""
+
+    AWAY = "its client has no connection"
+    CONNECTED = "its client has a connection"
+    ENDED = "its ephemeral nodes are gone"
+
+
+_S = SessionState
+TRANSITIONS = Transitions(
+    _S.AWAY,
+    {
+        _S.AWAY: {_S.CONNECTED: "its client connects", _S.ENDED: "silent for its time-out"},
+        _S.CONNECTED: {
+            _S.AWAY: "the connection ends, or its client has another one",
+            _S.ENDED: "its client ends it, or is silent for its time-out",
+        },
+        _S.ENDED: {},
+    },
+)
+"""The transitions of each session.  The service itself has no states: it holds any number."""
+
+
+class _Held(Machine[SessionState]):
     """A session that is held: its connection, and when it ends."""
 
+    transitions = TRANSITIONS
+
     def __init__(self, session: Session, due_s: float) -> None:
+        self.state = SessionState.AWAY
         self.session = session
         self.due_s = due_s
         self.connection: int | None = None
+
+    def connect(self, connection: int) -> None:
+        """Go on with a connection."""
+        self._become(SessionState.CONNECTED)
+        self.connection = connection
+
+    def disconnect(self) -> None:
+        """Wait for another connection, unless it has ended."""
+        self.connection = None
+        if self.state is not SessionState.ENDED:
+            self._become(SessionState.AWAY)
+
+    def end(self) -> None:
+        """End it; its connection ends later."""
+        self._become(SessionState.ENDED)
 
 
 class _Watches:
@@ -182,6 +224,8 @@ class MetadataService:
         number: the number of the latest transaction; sessions are numbered by it, too.
         now_s: the time of the start; each session has its whole time-out from then on.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self, tree: Tree, sessions: Iterable[Session], *, number: int, now_s: float
@@ -252,7 +296,7 @@ class MetadataService:
             if held.connection is not None:
                 effects += self._hang_up(held.connection, "its session came by another connection")
         held.due_s = event.now_s + session.timeout_s
-        held.connection = connection
+        held.connect(connection)
         self._connections[connection] = held
         timeout_ms = round(session.timeout_s * 1000)
         return [
@@ -275,6 +319,7 @@ class MetadataService:
     def _end(self, held: _Held) -> list[Effect]:
         """End a session: its ephemeral nodes vanish."""
         number = held.session.number
+        held.end()
         del self._sessions[number]
         paths = self._tree.owned_by(number)
         self._number += 1
@@ -290,7 +335,7 @@ class MetadataService:
     def _forget(self, connection: int) -> None:
         held = self._connections.pop(connection, None)
         if held is not None:
-            held.connection = None
+            held.disconnect()
         self._values.forget(connection)
         self._children.forget(connection)
 
@@ -421,6 +466,10 @@ class MetadataService:
         for connection, held in self._connections.items():
             assert held.connection == connection
             assert self._sessions[held.session.number] is held
+        for held in self._sessions.values():
+            is_connected = held.state is SessionState.CONNECTED
+            assert is_connected == (held.connection in self._connections)
+            assert held.state is not SessionState.ENDED
         for watches in (self._values, self._children):
             assert set(watches._by_connection) <= set(self._connections)
             pairs = {(path, at) for path, each in watches._by_path.items() for at in each}

@@ -274,3 +274,11 @@ class RollingRestart(StepMachine[Phase, Event, Work, Restarted]):
     def _end(self, reason: str) -> Effect:
         self._become(Phase.ENDED)
         return Ended(Restarted(tuple(self._restarted), reason))
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        state, left = self.state, self._left
+        assert not {each.name for each in left} & set(self._restarted)
+        assert left or state in (Phase.WAITING, Phase.ENDED)
+        assert state not in (Phase.DRAINING, Phase.UNDRAINING) or left[0].is_proxy
+        assert bool(self._reason) == (state is Phase.UNDRAINING) or state is Phase.ENDED

@@ -36,6 +36,7 @@ from dlcore.ops.sandbox.process import (
     HOST,
     ChildProcess,
     PortReservation,
+    Restartable,
     Startable,
     Warden,
     python_path,
@@ -72,45 +73,22 @@ _SERVING = re.compile(r"^bookie (\S+) \(incarnation (\S+)\) serving on (\S+:\d+)
 _PROXY_SERVING = re.compile(r"^proxy serving on (\S+)$", re.MULTILINE)
 
 
-class _Process:
+class _Process(Restartable):
     """One process of a sandbox, which can be restarted."""
 
     def __init__(self, name: str, *, options: Sequence[str], cluster: Sandbox) -> None:
         self.name = name
         self._options = tuple(options)
         self._cluster = cluster
-        self._child: ChildProcess | None = None
-
-    @property
-    def pid(self) -> int:
-        """The process id of the latest start."""
-        return self._latest_child.pid
 
     @property
     def log_path(self) -> Path:
         """The file with its output."""
         return self._cluster.data_dir / f"{self.name}.log"
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the process runs."""
-        return self._child is not None and self._child.is_running
-
-    def kill(self) -> None:
-        """Kill the process with SIGKILL, as a crash would, and wait until it is gone."""
-        self._latest_child.kill()
-
     def terminate(self) -> None:
         """Stop the process in order with SIGTERM, and wait until it is gone."""
         self._latest_child.terminate()
-
-    def pause(self) -> None:
-        """Stop the process with SIGSTOP, until `resume`."""
-        self._latest_child.pause()
-
-    def resume(self) -> None:
-        """Continue the process after `pause`."""
-        self._latest_child.resume()
 
     def _run(self, command: Sequence[str]) -> None:
         """Start a process: Python with the arguments of `command` and the options."""
@@ -134,12 +112,6 @@ class _Process:
             problem = "ended" if has_settled else f"does not serve after {_START_TIMEOUT_S:g} s"
             raise BookieUnavailableError(f"{self.name} {problem}: {child.describe_end()}")
         return served
-
-    @property
-    def _latest_child(self) -> ChildProcess:
-        if self._child is None:
-            raise ConfigurationError(f"{self.name} is not started")
-        return self._child
 
 
 class Bookie(_Process):
@@ -399,7 +371,7 @@ class Sandbox(Startable):
         ports = self._choose_ports()
         self._warden = Warden(held_open=[lock.fileno()])
         server = self._metadata_server = self._new_metadata_server(self._warden)
-        self._tell(f"starting {server.title}")
+        self._tell(f"starting {server.name}")
         server.start()
         _make_namespace(server.servers)
         if self.certificates is not None:
@@ -484,7 +456,7 @@ class Sandbox(Startable):
             for child in children:
                 child.terminate()
             if self._metadata_server is not None:
-                self._tell(f"stopping {self._metadata_server.title}")
+                self._tell(f"stopping {self._metadata_server.name}")
                 self._metadata_server.stop()
         finally:
             self._let_go()

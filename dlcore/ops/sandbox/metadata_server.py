@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import ClassVar
 
-from dlcore.base.errors import ConfigurationError, MetadataConnectionError
+from dlcore.base.errors import MetadataConnectionError
 from dlcore.ops.sandbox.process import (
     HOST,
     ChildProcess,
     PortReservation,
+    Restartable,
     Startable,
     Warden,
     python_path,
@@ -22,14 +22,11 @@ from dlcore.ops.sandbox.process import (
 )
 
 
-class MetadataProcess(Startable):
+class MetadataProcess(Restartable, Startable):
     """One server, with its data and log under `data_dir`.
 
     Without `port` a free one is chosen at the first start, and kept.
     """
-
-    title: ClassVar[str]
-    """Its name in messages."""
 
     def __init__(
         self, data_dir: Path | str, *, host: str, port: int | None, warden: Warden | None
@@ -39,7 +36,6 @@ class MetadataProcess(Startable):
         self._port = port
         self._given_warden = warden
         self._warden: Warden | None = None
-        self._child: ChildProcess | None = None
 
     def __repr__(self) -> str:
         state = "running" if self.is_running else "stopped"
@@ -50,16 +46,6 @@ class MetadataProcess(Startable):
         """Address for clients: ``host:port``."""
         assert self._port is not None
         return f"{self._host}:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._running_child.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process runs."""
-        return self._child is not None and self._child.is_running
 
     def _watching(self) -> Warden:
         """Return the warden that the child is started with."""
@@ -77,24 +63,6 @@ class MetadataProcess(Startable):
             self._warden.close()
             self._warden = None
 
-    def kill(self) -> None:
-        """Kill the server (SIGKILL); `start` restarts it on the same port with its data."""
-        self._running_child.kill()
-
-    def pause(self) -> None:
-        """Stop the server with SIGSTOP, until `resume`."""
-        self._running_child.pause()
-
-    def resume(self) -> None:
-        """Continue the server after `pause`."""
-        self._running_child.resume()
-
-    @property
-    def _running_child(self) -> ChildProcess:
-        if self._child is None:
-            raise ConfigurationError(f"{self.title} is not started")
-        return self._child
-
 
 _START_TIMEOUT_S = 60.0
 _SERVING = re.compile(r"^metadata server serving on \S+$", re.MULTILINE)
@@ -108,7 +76,7 @@ class EmbeddedMetadataServer(MetadataProcess):
         MetadataConnectionError: the server ended, or did not serve in time.
     """
 
-    title = "the metadata server"
+    name = "the metadata server"
 
     def __init__(
         self, data_dir: Path | str, *, port: int | None = None, warden: Warden | None = None

@@ -20,7 +20,6 @@ from dlcore.ops.sandbox import warden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
 HOST = "127.0.0.1"
 GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
@@ -171,6 +170,42 @@ class ChildProcess:
         self._process.stdin.close()
 
 
+class Restartable:
+    """A process of a sandbox, which can be started again."""
+
+    name: str
+    """Its name in messages."""
+    _child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the latest start."""
+        return self._latest_child.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.is_running
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL, as a crash would, and wait until it is gone."""
+        self._latest_child.kill()
+
+    def pause(self) -> None:
+        """Stop the process with SIGSTOP, until `resume`."""
+        self._latest_child.pause()
+
+    def resume(self) -> None:
+        """Continue the process after `pause`."""
+        self._latest_child.resume()
+
+    @property
+    def _latest_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError(f"{self.name} is not started")
+        return self._child
+
+
 class Startable(ABC):
     """One or more processes that run from `start` until `stop`, or for a `with` block."""
 
@@ -178,12 +213,7 @@ class Startable(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -99,7 +99,7 @@ class EmbeddedZooKeeper(MetadataProcess):
         MetadataConnectionError: the server ended, or did not answer in time.
     """
 
-    title = "ZooKeeper"
+    name = "ZooKeeper"
 
     def __init__(
         self,

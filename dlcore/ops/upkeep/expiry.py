@@ -13,7 +13,6 @@ from dlcore.base.errors import CorruptMetadataError, DLError, LogNotFoundError, 
 from dlcore.base.isolating import report_defect
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.history import ChunkMissingError
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import RetainedLog, SegmentEnd
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import listed_log, read_moved, remove_truncated
@@ -24,6 +23,7 @@ from dlcore.log.upkeep.retention import (
     last_write_ms,
     must_complete,
 )
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode
 

@@ -26,7 +26,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     ObjectStoreError,
 )
-from dlcore.log.metadata.store import persistently
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.ops.autorecovery.values import LastExport
 from dlcore.ops.backup.timetable import age_ms_of, is_due, name_of

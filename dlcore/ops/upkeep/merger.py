@@ -22,7 +22,7 @@ from dlcore.base.errors import (
     MetadataVersionError,
 )
 from dlcore.log.entries.body import decode_entry_header, move_entry
-from dlcore.log.metadata.staged import (
+from dlcore.log.upkeep.staged import (
     create_staged_ledger,
 )
 from dlcore.ops.autorecovery.copying import Throttle

@@ -19,8 +19,8 @@ from dlcore.base.errors import (
 )
 from dlcore.ledger.metadata.values import BookieCookie, Erased, Erasure
 from dlcore.log.metadata.redactions import redaction_in
-from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
-from dlcore.log.metadata.store import persistently
+from dlcore.log.upkeep.staged import drop_merged, list_staged, read_staged, settle
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import is_number, unescape
 from dlcore.metadata.port import CONFLICTS, Create, Delete
 from dlcore.metadata.stored import decode, encode

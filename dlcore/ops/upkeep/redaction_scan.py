@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlcore.base.errors import LedgerNotFoundError, LedgerReadError
 from dlcore.log.metadata.history import ChunkMissingError, LogHistory
 from dlcore.log.metadata.listing import list_pages
-from dlcore.log.metadata.staged import read_staged
+from dlcore.log.upkeep.staged import read_staged
 from dlcore.ops.upkeep.redaction import Run, Scanned, plan_runs
 from dlcore.ops.upkeep.rewriting import SegmentRewriter
 

@@ -21,13 +21,13 @@ from dlcore.base.features import REDACTION
 from dlcore.base.machines import run_to_end
 from dlcore.log.entries.redacted_rows import RowRedactor
 from dlcore.log.metadata.changes import plan_complete
-from dlcore.log.metadata.owner import session_lock
 from dlcore.log.metadata.redactions import StoredRedaction, digest_of
-from dlcore.log.metadata.store import persistently
 from dlcore.log.staging.commit import held_log
 from dlcore.log.typed.conditions import parse_conditions
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.metadata.binding import ClusterFeatures
+from dlcore.metadata.one_node import persistently
+from dlcore.metadata.session_node import session_lock
 from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.expiry import complete_unowned

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, assert_never
 from dlcore.base.machines import Pause, run_to_end
 from dlcore.log.metadata.history import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import adjacent
-from dlcore.log.metadata.staged import drop, read_staged
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
+from dlcore.log.upkeep.staged import drop, read_staged
 from dlcore.metadata.attempts import Store
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.stored import decode
 from dlcore.ops.upkeep.merging import StoredSegment
 from dlcore.ops.upkeep.swap import (

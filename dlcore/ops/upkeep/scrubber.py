@@ -12,7 +12,7 @@ from dlcore.base.errors import (
     MetadataVersionError,
     NodeExistsError,
 )
-from dlcore.log.metadata.store import persistently
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.ops.autorecovery.values import ScrubProgress
 from dlcore.ops.upkeep.mender import damage_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from dlcore.base.errors import ObjectStoreError
 from dlcore.base.isolating import Troubles
 from dlcore.ledger.metadata.values import LedgerMetadata
-from dlcore.log.metadata.store import persistently
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.stored import decode_or_tell
 

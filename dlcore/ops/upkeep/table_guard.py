@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.log.cold.table_format import app_id_of, segment_of
 from dlcore.log.cold.tables import forms_in, table_at
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey
+from dlcore.metadata.one_node import persistently
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import LogNotFoundError, ObjectStoreError
 from dlcore.base.features import COLD_SEGMENTS
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, LogMetadata, RetainedLog
 from dlcore.log.upkeep.removal import listed_log
 from dlcore.metadata.binding import ClusterFeatures
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode_or_tell
 from dlcore.ops.upkeep.tier_visits import TierVisits, rule_of

@@ -18,9 +18,9 @@ from dlcore.base.errors import (
 )
 from dlcore.base.machines import run_to_end
 from dlcore.log.cold.facts import noted_origin
-from dlcore.log.metadata.staged import create_cold_ledger
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
+from dlcore.log.upkeep.staged import create_cold_ledger
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.copying import Throttle
 from dlcore.ops.upkeep.objects_made import ColdEntries, ObjectMaker

@@ -26,11 +26,11 @@ from dlcore.base.errors import (
 )
 from dlcore.base.isolating import Troubles, report_defect
 from dlcore.log.metadata.commit_records import sweep_commits
-from dlcore.log.metadata.owner import session_lock
-from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, LogMetadata, UpkeepRequest
 from dlcore.log.upkeep.removal import listed_log, remove_deleted, remove_truncated
+from dlcore.log.upkeep.staged import drop_merged, list_staged, settle, settle_abandoned
+from dlcore.metadata.one_node import persistently
+from dlcore.metadata.session_node import session_lock
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.metrics import RecoveryFigures
@@ -307,7 +307,9 @@ class LogUpkeep:
             "deleted logs": self._remove_deleted,
             "expired logs": partial(expire_logs, context),
             "stray objects": self._delete_strays,
-            "commit records": partial(sweep_commits, context, before_ms=commits_ms),
+            "commit records": partial(
+                sweep_commits, context.store, context.paths, before_ms=commits_ms
+            ),
         }
         swept = []
         troubles = Troubles()

@@ -335,7 +335,7 @@ class Calls:
                 start = (await place_of(self._shared.namespace, snapshot, wanted)).dlsn
         view = RecordView(
             log.name,
-            snapshot.schema,
+            snapshot.columns,
             is_arrow=shared.config.kafka_typed == "arrow",
             has_headers=shared.config.kafka_headers,
         )

@@ -21,8 +21,8 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
     SubscriptionMovedError,
 )
+from dlcore.base.ids import require_identity
 from dlcore.flight.needs import Need
-from dlcore.log.reading.subscriptions import require_subscriber
 from dlcore.proxy.kafka import group as machines, messages
 from dlcore.proxy.kafka.codes import code_of
 from dlcore.proxy.kafka.group import Answered, Group, Joined
@@ -148,7 +148,7 @@ class Groups:
         Raises: _RefusedError.
         """
         try:
-            require_subscriber(group)
+            require_identity("subscriber", group)
         except ConfigurationError as error:
             raise _RefusedError(ErrorCode.invalid_group_id) from error
         location, _ = await self._coordinator(group)

@@ -269,6 +269,12 @@ class KafkaSession(Machine[SessionState]):
         self._become(_S.CLOSED)
         return [Close(reason, loses_records)]
 
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        assert self._mechanism in ("", *self._mechanisms)
+        assert self.state not in (_S.CHOSEN, _S.PROVING) or self._mechanism
+        assert self._proof.call == SASL_AUTHENTICATE
+
 
 def token_of(mechanism: str, sent: bytes) -> str:
     """Return the bearer token in what a client sends by a mechanism of `MECHANISMS`.

@@ -14,9 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlcore.base.config import MIB
-from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.reading.ranges import RangeView
-from dlcore.log.typed.arrow import schema_of
 from dlcore.log.typed.json_values import json_rows
 from dlcore.proxy.kafka.batches import Batch, Batches, batch_of, headers_of, with_headers
 from dlcore.proxy.kafka.records import HEADERS
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.log.reading.entry_rows import StoredRows
-    from dlcore.log.typed.schema import LogSchema
 
 _HEADERS_BYTES = 40
 """About so much the headers `dlsn` and `txid` of a record take."""
@@ -43,15 +40,14 @@ class RecordView:
 
     Args:
         log: the log's name.
-        schema: schema of a typed log, None for a log of bytes.
+        own: columns of a typed log, None for a log of bytes.
         is_arrow: whether rows of a typed log are Arrow streams, and not JSON.
         has_headers: whether records have the headers `dlsn` and `txid`.
     """
 
     def __init__(
-        self, log: str, schema: LogSchema | None, *, is_arrow: bool, has_headers: bool
+        self, log: str, own: pa.Schema | None, *, is_arrow: bool, has_headers: bool
     ) -> None:
-        own = None if schema is None else schema_of(schema.latest)
         self._typed = None if own is None else RangeView(log, own, None)
         self._is_keyed = own is not None and is_keyed(own)
         self._is_arrow = is_arrow
@@ -114,7 +110,7 @@ class RecordView:
     def _rows(self, rows: StoredRows) -> pa.RecordBatch:
         """Return the columns of a typed log."""
         assert self._typed is not None
-        return self._typed.of(typed_read_batch(rows.batch, rows.place, first_slot=rows.first_slot))
+        return self._typed.of(rows.typed())
 
     def _headers(self, entries: Sequence[StoredRows], counts: Sequence[int]) -> pa.BinaryArray:
         slots = [

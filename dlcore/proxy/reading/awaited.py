@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from dlcore.base.records import RecordField
-from dlcore.log.entries.batches import numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +32,7 @@ def first_not_less(rows: StoredRows, wanted: NotLessThan) -> DLSN | None:
     count_ = rows.batch.num_rows
     match wanted.field:
         case RecordField.TXID:
-            row = int(np.searchsorted(numbers_of(rows.batch.column(0)), wanted.value))
+            row = int(np.searchsorted(rows.txids, wanted.value))
         case RecordField.SEQUENCE_ID:
             row = max(0, wanted.value - rows.place.sequence_id - rows.first_slot)
         case _:  # all records of an entry have the entry's time

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.ring import Fetched, Ring, RingReader
     from dlcore.proxy.reading.rows import View
 
+HURRIED_S = STALL_S / 10
+"""A client that catches up and receives nothing for this time makes room for a waiting one."""
 _LOOK_S = 1.0
 _FIRST_BYTES = (64 * 1024, 256 * 1024, MIB)
 """Sizes of a reader's first messages: small ones, because a client may never receive any."""
@@ -231,7 +233,7 @@ class Deliveries:
                         position = reached
                         sending = await self._outgoing.begin(send, message)
                         self.catch_up_messages += 1
-                        patience_s = STALL_S / 10 if self._others_wait else STALL_S
+                        patience_s = HURRIED_S if self._others_wait else STALL_S
                         done, _ = await asyncio.wait({sending}, timeout=patience_s)
                         left -= len(message)
                         if not done or (left < 0 and self._others_wait):

@@ -1,4 +1,4 @@
-"""The ring buffer of a followed log's latest entries, for its readers: pure machines.
+"""The ring buffer of a followed log's latest entries, for its readers.
 
 Each followed log has a ring of runs.  A run has consecutive entries, framed once for the wire; all
 readers share the same object.  A reader holds only the index of its next run.  All rings share one

@@ -10,9 +10,7 @@ import pyarrow as pa
 from dlcore.api.schemas import byte_row_schema
 from dlcore.base.errors import SchemaMismatchError
 from dlcore.flight.sending import Columns, batch_message, columns_message
-from dlcore.log.entries.batches import numbers_of, typed_read_batch
 from dlcore.log.reading.ranges import RangeView
-from dlcore.log.typed.arrow import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Sized
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
     from dlcore.flight.sending import Ends, Integers
     from dlcore.log.reading.entry_rows import StoredRows
-    from dlcore.log.typed.schema import LogSchema
     from dlcore.wire.frames import BytesLike
 
 PART_BYTES = 1792 * 1024
@@ -67,7 +64,7 @@ class RowView:
 
     Args:
         log: the log's name.
-        schema: schema of a typed log, None for a byte log.  Rows of a typed log have its columns,
+        schema: columns of a typed log, None for a byte log.  Rows of a typed log have its columns,
             and `_log`, `_dlsn`, `_txid`, `_sequence_id` and `_timestamp` if they are named.
         columns: names of the columns; None: all columns of a byte log, or a typed log's own.
 
@@ -75,11 +72,10 @@ class RowView:
         SchemaMismatchError: the log does not have one of the columns.
     """
 
-    def __init__(self, log: str, schema: LogSchema | None, columns: Sequence[str] | None) -> None:
+    def __init__(self, log: str, schema: pa.Schema | None, columns: Sequence[str] | None) -> None:
         self._log = log
         self.part_bytes, self.row_bytes = PART_BYTES, row_bytes_of(log)
-        own = None if schema is None else schema_of(schema.latest)
-        self._typed = None if own is None else RangeView(log, own, columns)
+        self._typed = None if schema is None else RangeView(log, schema, columns)
         self.schema = self._chosen(columns) if self._typed is None else self._typed.schema
 
     def _chosen(self, columns: Sequence[str] | None) -> pa.Schema:
@@ -97,10 +93,7 @@ class RowView:
         """Return a message with the rows of entries; `following` is the position behind them."""
         if self._typed is None:
             return columns_message(self._columns_of(entries), following)
-        parts = [
-            self._typed.of(typed_read_batch(each.batch, each.place, first_slot=each.first_slot))
-            for each in entries
-        ]
+        parts = [self._typed.of(each.typed()) for each in entries]
         (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
         return batch_message(joined, following)
 
@@ -121,9 +114,7 @@ class RowView:
                     columns.add_numbers(_repeated((each.entry_id for each in places), counts))
                     columns.add_numbers(_counted(slots, counts))
                 case "txid":
-                    columns.add_numbers(
-                        np.concatenate([numbers_of(each.batch.column(0)) for each in entries])
-                    )
+                    columns.add_numbers(np.concatenate([each.txids for each in entries]))
                 case "sequence_id":
                     firsts = (
                         each.sequence_id + slot for each, slot in zip(places, slots, strict=True)

@@ -22,7 +22,6 @@ from dlcore.flight.replies import LogInfo, PartInfo
 from dlcore.flight.sending import schema_message
 from dlcore.flight.tickets import Latest, Place, Ticket
 from dlcore.log.metadata.values import LogKey
-from dlcore.log.reading.cursor import truncated_away
 from dlcore.log.reading.snapshot import Finder
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
@@ -239,8 +238,7 @@ class ReadPath:
 
     async def _found(self, ticket: Ticket) -> _Asked:
         log, snapshot = await self.opened(ticket.log, ticket.log_id)
-        context = self._namespace.log_context
-        view = RowView(log.name, snapshot.schema, ticket.columns)
+        view = RowView(log.name, snapshot.columns, ticket.columns)
         start, awaited = snapshot.first, None
         if ticket.start is not None:
             wanted = ticket.start.wanted
@@ -248,10 +246,10 @@ class ReadPath:
             # In a ticket by hand the initial position means the first readable record.  In a part
             # of a plan it is exact: its records were readable, and must not be skipped silently.
             is_part = ticket.log_id is not None and not ticket.follow
-            if start < snapshot.first and (is_part or start > DLSN.INITIAL):
-                raise truncated_away(log.name, f"position {start}", snapshot.first)
+            finder = Finder(self._namespace.log_context, snapshot)
+            await finder.require_left(start, is_exact=is_part)
             if isinstance(wanted, NotLessThan):
-                await Finder(context, snapshot).require_left(wanted)
+                await finder.require_left(wanted)
             if ticket.follow and isinstance(wanted, NotLessThan) and start >= snapshot.end:
                 awaited = wanted
         end = _ENDLESS if ticket.follow else snapshot.end
@@ -309,6 +307,7 @@ class ReadPath:
             size_bytes=size_bytes,
             sealed=snapshot.sealed,
             owner=await self._membership.owner_of(key),
+            name=snapshot.log,
         )
 
     def _endpoint(self, asked: _Asked, part: Part, owner: str | None) -> pb.FlightEndpoint:

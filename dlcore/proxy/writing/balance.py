@@ -14,13 +14,10 @@ log goes to its home only if the larger of the two loads does not grow, and if n
 bytes exceed their limit there because of the other.  A step takes one hundredth of the logs, at
 least one, and at most one of them has writes.
 
-    no other proxy: ALONE    others: SETTLING --the same for after_s--> EVEN <--> MOVING
-    any state --the live proxies change--> SETTLING or ALONE
-
 Invariants: a log goes to its home only.  Therefore it moves at most once while the live proxies
 stay the same, even if proxies have wrong views of each other's load.  No log goes to a proxy that
 is not live, publishes no load, or has no room.  A log that a client could not write at its home
-stays.
+stays.  docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
 Published loads are old.  Until its new owner may have published a handed-over log, the log is added
 to the load that this owner published last.  Therefore no log is handed over because of old news.
@@ -28,11 +25,11 @@ to the load that this owner published last.  Therefore no log is handed over bec
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.proxy.load import ProxyLoad
 
 if TYPE_CHECKING:
@@ -55,13 +52,27 @@ _NOTABLE_SHARE = 10
 that is higher."""
 
 
-class BalanceState(enum.Enum):
-    """The state of the balance, for operators."""
+class BalanceState(State):
+    """The state of the balance; operators see its name."""
 
-    ALONE = "alone"
-    SETTLING = "settling"
-    MOVING = "moving"
-    EVEN = "even"
+    ALONE = "no other proxy is live, or this one is not"
+    SETTLING = "the live proxies have changed"
+    EVEN = "no log is to be handed over"
+    MOVING = "logs were handed over at the last look"
+
+
+_S = BalanceState
+_CHANGED = {_S.ALONE: "no other is live", _S.SETTLING: "the live proxies changed"}
+_LOOKED = {_S.EVEN: "nothing to hand over", _S.MOVING: "handed over"}
+TRANSITIONS = Transitions(
+    _S.ALONE,
+    {
+        _S.ALONE: {_S.SETTLING: "others are live", **_LOOKED},
+        _S.SETTLING: {_S.ALONE: "no other is live", **_LOOKED},
+        _S.EVEN: {**_CHANGED, _S.MOVING: "handed over"},
+        _S.MOVING: {**_CHANGED, _S.EVEN: "nothing to hand over"},
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,8 +331,10 @@ class _HandedOver:
         )
 
 
-class Balancer:
+class Balancer(Machine[BalanceState]):
     """Decides for the proxy at `location` which logs it hands over, and when."""
+
+    transitions = TRANSITIONS
 
     def __init__(self, location: str, *, after_s: float, pause_s: float, tolerance: float) -> None:
         assert pause_s > 0
@@ -370,20 +383,24 @@ class Balancer:
         ]
         others = sorted(event.live - {self._location})
         if self._location not in event.live:  # it has left, and has no node for a load
-            self.state = BalanceState.ALONE
+            self._go_to(BalanceState.ALONE)
             self._publication.forget()
             return []
         published = self._publication.publish(self._meters.load, event.now_s)
         if not others:
-            self.state = BalanceState.ALONE
+            self._go_to(BalanceState.ALONE)
             return published
         if self._live.same_s(event.now_s) < self._pace.after_s:
-            self.state = BalanceState.SETTLING
+            self._go_to(BalanceState.SETTLING)
             return published
         if not self._candidates:
-            self.state = BalanceState.EVEN
+            self._go_to(BalanceState.EVEN)
             return published
         return [*published, AskLoads(tuple(others))]
+
+    def _go_to(self, state: BalanceState) -> None:
+        if state is not self.state:
+            self._become(state)
 
     def forget_published_load(self) -> None:
         """Publish the load again: the last attempt may have failed."""
@@ -407,7 +424,7 @@ class Balancer:
             )
             self._sent.add(_Sent(each.log.home, until_s, each.bytes_per_s))
         self.handed_over += len(chosen)
-        self.state = BalanceState.MOVING if chosen else BalanceState.EVEN
+        self._go_to(BalanceState.MOVING if chosen else BalanceState.EVEN)
         return [HandOver(each.log.name, each.log.home) for each in chosen]
 
     def _step(self, loads: Mapping[str, _Load]) -> list[_Candidate]:
@@ -432,6 +449,13 @@ class Balancer:
                 has_written |= each.is_written
                 _move(own, target, each.bytes_per_s)
         return list(chosen.values())
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        homes = {each.log.home for each in self._candidates}
+        assert self._location not in homes
+        assert homes <= self._live.now
+        assert self.state is not BalanceState.MOVING or self._candidates
 
 
 def _quietest_first(

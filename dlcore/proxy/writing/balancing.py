@@ -62,7 +62,7 @@ class Balancing:
             return {"state": "off"}
         machine = self._machine
         return {
-            "state": machine.state.value,
+            "state": machine.state.name.lower(),
             "misplaced": machine.misplaced,
             "handed_over": machine.handed_over,
         }

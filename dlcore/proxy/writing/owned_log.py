@@ -21,12 +21,8 @@ from dlcore.base.errors import (
     ProducerFencedError,
     SequenceGapError,
 )
-from dlcore.base.records import LogRecord
-from dlcore.log.entries.batches import byte_log_batch
-from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
 from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
-from dlcore.log.writing.typed import DirectTypedWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -223,7 +219,7 @@ class OwnedLog:
         Raises:
             ConfigurationError: columns are missing, unknown, or of a wrong type.
         """
-        if isinstance(self.writer, DirectTypedWriter):
+        if self.writer.is_typed:
             return
         names = schema.names
         others = set(names) - {_VALUE, _TXID}
@@ -299,7 +295,7 @@ class OwnedLog:
                 if not isinstance(found, Fresh):
                     return _known(found)
                 known = found.known
-            rows = await self._fitted(batch.slice(known) if known else batch)
+            rows = await self.writer.fitted_latest(batch.slice(known) if known else batch)
             if self.ending is not None:
                 raise self.ending
             try:
@@ -337,7 +333,7 @@ class OwnedLog:
         """
         async with self._conditional:
             while True:
-                rows = await self._fitted(batch)
+                rows = await self.writer.fitted_latest(batch)
                 last = await self.writer.find_last()
                 if mark is not None:
                     found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
@@ -365,21 +361,6 @@ class OwnedLog:
                     return Accepted(self.writer.write_fitted(rows, whole=True), batch.num_rows)
                 except LogNotReadyError:
                     await self.writer.wait_for_capacity()
-
-    async def _fitted(self, batch: pa.RecordBatch) -> Any:
-        writer = self.writer
-        if not isinstance(writer, DirectTypedWriter):
-            return self._fitted_bytes(batch)
-        return await writer.fitted_latest(batch)
-
-    def _fitted_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch | LogRecord:
-        txid = present_txid(now_ms=self._clock.now_ms(), last_txid=self.writer.last_txid)
-        if batch.num_rows == batch.num_columns == 1:
-            # A single record is cheaper than a batch of one row, and many small clients send such.
-            payload = batch.column(0)[0].as_py()
-            if isinstance(payload, bytes):
-                return LogRecord(txid, payload)
-        return byte_log_batch(batch, assigned_txid=txid)
 
 
 def _known(found: InFlight[asyncio.Future[DLSN]] | Durable) -> Accepted:

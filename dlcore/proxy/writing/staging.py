@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dlcore.flight.calls import Context
     from dlcore.flight.needs import Pass
     from dlcore.flight.put import PutDecoder, StagingTarget
-    from dlcore.log.staging.writer import DirectStagingWriter
+    from dlcore.log.staging.faces import StagingWriter
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.writing.rates import StreamRates
 
@@ -48,7 +48,7 @@ KEPT_S = 600.0
 @dataclass(frozen=True, slots=True)
 class _Kept:
     identity: str
-    writer: DirectStagingWriter
+    writer: StagingWriter
     since_s: float
 
 
@@ -110,7 +110,7 @@ class Stagings:
         await send_reply(context, StagingReply(staged=staged, throttled_ms=throttled_ms))
 
     @contextlib.asynccontextmanager
-    async def _lend(self, target: StagingTarget) -> AsyncIterator[DirectStagingWriter]:
+    async def _lend(self, target: StagingTarget) -> AsyncIterator[StagingWriter]:
         writer = self._take(target) or await self._namespace.open_staging_writer(
             identity=target.staging
         )
@@ -125,14 +125,14 @@ class Stagings:
         else:
             await writer.aclose()
 
-    def _take(self, target: StagingTarget) -> DirectStagingWriter | None:
+    def _take(self, target: StagingTarget) -> StagingWriter | None:
         found = [each for each in self._kept if target.shared and each.identity == target.staging]
         if not found:
             return None
         self._kept.remove(found[-1])
         return found[-1].writer
 
-    async def _give_up(self, target: StagingTarget, writer: DirectStagingWriter) -> None:
+    async def _give_up(self, target: StagingTarget, writer: StagingWriter) -> None:
         if not target.shared:
             await _close_quietly(writer, delete=True)
             return
@@ -144,7 +144,7 @@ class Stagings:
         else:
             await self._put_back(target, writer)
 
-    async def _put_back(self, target: StagingTarget, writer: DirectStagingWriter) -> None:
+    async def _put_back(self, target: StagingTarget, writer: StagingWriter) -> None:
         self._kept.append(_Kept(target.staging, writer, self._loop.time()))
         self._look_later()
         while len(self._kept) > KEPT_MAX:
@@ -184,7 +184,7 @@ async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:
             raise
 
 
-async def _close_quietly(writer: DirectStagingWriter, *, delete: bool = False) -> None:
+async def _close_quietly(writer: StagingWriter, *, delete: bool = False) -> None:
     try:
         await writer.aclose(delete=delete)
     except DLError as error:

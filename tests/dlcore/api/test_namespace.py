@@ -29,11 +29,11 @@ from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.reading.snapshot import LogFollower
-from dlcore.metadata.memory import MemoryTree
 from dlcore.wire.memory_bookies import MemoryBookieClient
 from tests.fixtures import aio
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -429,7 +429,7 @@ def test_a_new_log_is_listed_beside_a_server_that_lags() -> None:
     """A list that begins after a log was created has it."""
 
     async def run() -> None:
-        tree = MemoryTree(latency=lambda: 0.001, lag=lambda: 3600.0)
+        tree = SimulatedTree(latency=lambda: 0.001, lag=lambda: 3600.0)
         cluster = MemoryCluster(tree=tree)
         await cluster.start()
         try:

@@ -6,8 +6,8 @@ import asyncio
 import gc
 import json
 import sys
-from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -17,12 +17,9 @@ from dlcore.backends.flight.log import FlightLog
 from dlcore.backends.flight.reader import FlightReader, FlightRows
 from dlcore.base.errors import (
     AlreadyClosedError,
-    AlreadyTruncatedError,
     ConfigurationError,
-    EndOfStreamError,
     LogNotFoundError,
     ProxyUnavailableError,
-    SchemaMismatchError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
@@ -33,29 +30,7 @@ from tests.fixtures.aio import cancel_after, until_async
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from dlcore.backends.direct.log import DirectLog
-    from dlcore.log.reading.reader import DirectReader
-
-    Log: TypeAlias = DirectLog | FlightLog
-    Reader: TypeAlias = DirectReader | FlightReader
-    Body: TypeAlias = Callable[[Log, DirectLog], Awaitable[None]]
-
-
-@pytest.fixture(params=["core", "remote"])
-def on_both(request: pytest.FixtureRequest) -> Callable[[Body], None]:
-    """Run a body with the log as a reader has it, and with the log itself."""
-
-    def run(body: Body) -> None:
-        async def scenario(served: Proxies) -> None:
-            await served.start()
-            direct = await served.cluster.namespaces[0].open_log("clicks")
-            await body(direct if request.param == "core" else await remote(served), direct)
-
-        with_proxies("clicks")(scenario)
-
-    return run
 
 
 async def write(log: DirectLog, first: int, count: int) -> None:
@@ -66,99 +41,17 @@ async def write(log: DirectLog, first: int, count: int) -> None:
             await writer.flush()
 
 
-async def txids(reader: Reader, count: int) -> list[int]:
+async def txids(reader: FlightReader, count: int) -> list[int]:
     """Return the transaction ids of what is read in bulk until it is caught up."""
     return [each.txid for each in await reader.read_bulk(count, until_caught_up=True)]
 
 
-def test_one_by_one_and_in_bulk(on_both: Callable[[Body], None]) -> None:
-    """Up to the end, in any portions; the position is that of the next record."""
-
-    async def body(log: Log, direct: DirectLog) -> None:
-        await write(direct, 0, 10)
-        async with await log.open_reader() as reader:
-            assert (reader.log_name, reader.position) == ("clicks", DLSN.INITIAL)
-            first = await reader.read_next()
-            assert first is not None
-            assert (first.txid, first.payload, first.dlsn) == (0, b"0", DLSN.INITIAL)
-            assert reader.position == DLSN(1, 0, 1)
-            assert await txids(reader, 4) == [1, 2, 3, 4]
-            assert reader.position == DLSN(1, 1, 2)
-            rest = await reader.read_batch()
-            assert rest is not None
-            assert rest.column("txid").to_pylist()[0] == 5
-            assert await txids(reader, 100) == list(range(5 + rest.num_rows, 10))
-            assert await reader.read_bulk(5, until_caught_up=True) == []
-            assert await reader.read_next(until_caught_up=True) is None
-            assert await reader.read_batch(until_caught_up=True) is None
-            assert await reader.read_next(non_blocking=True) is None
-            await write(direct, 10, 1)
-            assert [each.txid async for each in reader] == [10]
-            assert "OPEN" in repr(reader)
-            with pytest.raises(ConfigurationError, match="count=0"):
-                await reader.read_bulk(0)
-        assert "CLOSED" in repr(reader)
-        with pytest.raises(AlreadyClosedError):
-            await reader.read_next()
-        with pytest.raises(AlreadyClosedError):
-            await reader.seek()
-
-    on_both(body)
-
-
-def test_a_reader_that_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -> None:
-    """Also where it stood in the middle of records that came together."""
-
-    async def body(log: Log, direct: DirectLog) -> None:
-        await write(direct, 0, 10)
-        async with await log.open_reader(txid=1) as reader:
-            async with aclosing(reader.records()) as records:
-                async for record in records:
-                    if record.txid == 4:
-                        break
-            assert reader.position == DLSN(1, 1, 2)
-            batches = [each async for each in reader.batches()]
-            assert pa.Table.from_batches(batches).column("txid").to_pylist() == list(range(5, 10))
-
-    on_both(body)
-
-
-def test_seeking(on_both: Callable[[Body], None]) -> None:
-    """Forward and back, by whatever tells a position; a seek drops the read-ahead."""
-
-    async def body(log: Log, direct: DirectLog) -> None:
-        await write(direct, 0, 10)
-        async with await log.open_reader(dlsn=DLSN(1, 1, 1)) as reader:
-            assert await txids(reader, 2) == [4, 5]
-            await reader.seek(txid=2)
-            assert await txids(reader, 2) == [2, 3]
-            await reader.seek()
-            first = await reader.read_next()
-            assert first is not None
-            await reader.seek(timestamp_ms=first.timestamp_ms)
-            assert (await txids(reader, 100))[:1] == [0]
-            await reader.seek(dlsn=DLSN(1, 2, 0))
-            assert reader.position == DLSN(1, 2, 0)
-            assert (await txids(reader, 100))[:1] == [6]
-            with pytest.raises(ConfigurationError, match="not several"):
-                await reader.seek(txid=1, dlsn=DLSN.INITIAL)
-            await reader.seek(txid=12)
-            assert await reader.read_next(until_caught_up=True) is None
-            await write(direct, 10, 5)
-            assert await txids(reader, 100) == [12, 13, 14]
-            await direct.truncate(txid=6)
-            with pytest.raises(AlreadyTruncatedError):
-                await reader.seek(dlsn=DLSN(1, 0, 1))
-            await reader.seek()
-            assert (await txids(reader, 1)) == [6]
-
-    on_both(body)
-
-
-def test_waiting(on_both: Callable[[Body], None]) -> None:
+def test_waiting() -> None:
     """For a record, or for so long; a call that gave up loses nothing."""
 
-    async def body(log: Log, direct: DirectLog) -> None:
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        direct, log = await served.cluster.namespaces[0].open_log("clicks"), await remote(served)
         async with await log.open_reader() as reader:
             assert await reader.read_bulk(3, timeout_s=0.05) == []
             waiting = asyncio.create_task(reader.read_next())
@@ -187,31 +80,7 @@ def test_waiting(on_both: Callable[[Body], None]) -> None:
             with pytest.raises(AlreadyClosedError):
                 await closing
 
-    on_both(body)
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_a_sealed_log_has_an_end(count: int, on_both: Callable[[Body], None]) -> None:
-    """It is an error for a call that asks for the next record, and the end of a loop."""
-
-    async def body(log: Log, direct: DirectLog) -> None:
-        await write(direct, 0, count)
-        async with await log.open_reader() as caught_up, await log.open_reader() as following:
-            assert len(await txids(caught_up, 10)) == count
-            await direct.mark_end_of_stream()
-            with pytest.raises(EndOfStreamError):
-                await caught_up.read_next(until_caught_up=True)
-            with pytest.raises(EndOfStreamError):
-                await caught_up.read_bulk(1)
-            async with asyncio.timeout(10):
-                assert len([each async for each in following.records(follow=True)]) == count
-            with pytest.raises(EndOfStreamError):
-                await following.read_next()
-            assert [each async for each in following] == []
-            await following.seek()
-            assert len([each async for each in following]) == count
-
-    on_both(body)
+    with_proxies("clicks")(scenario)
 
 
 def test_a_reader_that_failed_goes_on_where_it_was() -> None:
@@ -268,29 +137,6 @@ def test_rows_without_positions() -> None:
         rows.records()
     assert rows.take_batch("clicks") == batch
     assert (rows.rows_left, rows.position) == (0, DLSN(1, 1, 0))
-
-
-def test_a_typed_log_has_batches_only() -> None:
-    """A reader of records gets an error that says so, and loses nothing by that."""
-
-    async def scenario(served: Proxies) -> None:
-        schema = pa.schema({"km": pa.int32()})
-        direct = served.cluster.namespaces[0]
-        await direct.create_log("trips", schema=schema)
-        await served.start()
-        async with await (await direct.open_log("trips")).open_writer() as writer:
-            await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
-        log = await remote(served, "trips")
-        async with await log.open_reader() as reader:
-            for _ in range(2):
-                with pytest.raises(SchemaMismatchError, match="use read_batch"):
-                    await reader.read_bulk(2, until_caught_up=True)
-            batch = await reader.read_batch()
-            assert batch is not None
-            assert batch.column("km").to_pylist() == [1, 2]
-            assert (batch.schema.names[0], reader.is_typed) == ("_dlsn", True)
-
-    with_proxies("clicks")(scenario)
 
 
 def test_readers_that_stand_still_hold_up_no_other() -> None:
@@ -360,31 +206,6 @@ def test_a_cancelled_reader_leaves_no_stream_to_the_collector(again: int) -> Non
             await cancel_after(asyncio.create_task(read()), turns, again)
         gc.collect()
         assert not left
-
-    with_proxies("clicks")(scenario)
-
-
-def test_the_very_first_position_is_what_is_left() -> None:
-    """Also for one that was opened before there was a record, and for a range; not as its end."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        log = await remote(served)
-        early = await log.open_reader(dlsn=DLSN.INITIAL)
-        async with await log.open_writer() as writer:
-            for each in numbered(0, 5):
-                await writer.write(each)
-        await log.truncate(DLSN(1, 2, 0))
-        late = await log.open_reader(dlsn=DLSN.INITIAL)
-        for reader in (early, late):
-            found = await reader.read_bulk(9, until_caught_up=True)
-            assert [each.txid for each in found] == [2, 3, 4]
-            await reader.aclose()
-        left = await log.read(DLSN.INITIAL)
-        assert (await left.to_arrow()).num_rows == 3
-        assert (await left.to_pandas()).txid.tolist() == [2, 3, 4]
-        assert (await left.to_polars())["txid"].to_list() == [2, 3, 4]
-        assert (await (await log.read(None, DLSN.INITIAL)).to_arrow()).num_rows == 0
 
     with_proxies("clicks")(scenario)
 

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
-import random
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
-from dlcore.backends.flight.namespace import open_namespace
-from dlcore.base.config import RECORD_SIZE_BYTES_MAX
 from dlcore.base.errors import (
-    AlreadyTruncatedError,
-    EndOfStreamError,
     LogNotReadyError,
     ProducerFencedError,
     ProxyUnavailableError,
-    SchemaMismatchError,
-    UnexpectedError,
     WriteError,
 )
-from dlcore.base.records import LogRecord
 from dlcore.log.writing.writer import DirectWriter
 from dlcore.sync import open_namespace as open_blocking
 from tests.dlcore.backends.test_writing import remote
@@ -31,50 +22,6 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.ids import DLSN
-
-
-def test_written_data_is_read() -> None:
-    """At any position, also behind the end, and up to the seal; the next writer goes on there."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        log = await remote(served)
-        data = random.Random(1).randbytes(RECORD_SIZE_BYTES_MAX + 77)
-        async with (
-            await log.open_stream_reader() as reader,
-            await log.open_stream_reader(3) as later,
-        ):
-            assert await reader.read() == b""
-            async with await log.open_stream_writer() as writer:
-                assert await writer.write(b"") == 0
-                written = [writer.write(b"ab"), writer.write(b"cde")]
-                assert [await each for each in written] == [2, 5]
-                assert writer.position == 5
-                writer.write(data)
-                assert await writer.flush() == writer.tell() == 5 + len(data)
-            assert await reader.read() == b"abcde" + data
-            assert await later.read(2) == b"de"
-            assert await later.seek(-7, io.SEEK_END) == len(data) - 2
-            assert await later.read() == data[-7:]
-            assert await log.truncate(txid=3)
-            await later.seek(0)
-            with pytest.raises(AlreadyTruncatedError, match="bytes 0 … 1 were truncated"):
-                await later.read(1)
-            async with await log.open_stream_reader() as first:
-                assert (first.tell(), await first.read(3)) == (2, b"cde")
-            writer = await log.open_stream_writer()
-            assert writer.tell() == 5 + len(data)
-            writer.write(b"end")
-            await writer.mark_end_of_stream()
-            await writer.aclose()
-            assert not reader.has_ended
-            assert (await reader.read(), reader.has_ended) == (b"end", True)
-            with pytest.raises(EndOfStreamError):
-                await reader.skip_to(2 * len(data))
-            with pytest.raises(EndOfStreamError):
-                await log.open_stream_writer()
-
-    with_proxies("clicks")(scenario)
 
 
 def test_one_writer_at_a_time() -> None:
@@ -100,31 +47,6 @@ def test_one_writer_at_a_time() -> None:
         await second.aclose()
         async with await log.open_stream_reader() as reader:
             assert await reader.read() == b"abc"[:written] + b"def"
-
-    with_proxies("clicks")(scenario)
-
-
-def test_logs_that_are_no_stream() -> None:
-    """Records of others, and typed logs."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        log = await remote(served)
-        async with await log.open_writer() as writer:
-            writer.write(LogRecord(7, b"abc"))
-            await writer.commit()
-            writer.write(LogRecord(9, b"abc"))
-            await writer.commit()
-        async with await log.open_stream_reader(5) as reader:
-            with pytest.raises(UnexpectedError, match="is no byte stream"):
-                await reader.read()
-        async with await open_namespace(served.servers[0].location) as namespace:
-            await namespace.create_log("typed", schema=pa.schema({"km": pa.int32()}))
-            typed = await namespace.open_log("typed")
-            with pytest.raises(SchemaMismatchError, match="a log of typed columns"):
-                await typed.open_stream_reader()
-            with pytest.raises(SchemaMismatchError):
-                await typed.open_stream_writer()
 
     with_proxies("clicks")(scenario)
 

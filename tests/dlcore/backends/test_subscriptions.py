@@ -13,8 +13,6 @@ import pytest
 from dlcore.backends.flight.subscriptions import show
 from dlcore.base import backoff
 from dlcore.base.errors import (
-    AlreadyTruncatedError,
-    ConfigurationError,
     LogNotFoundError,
     MetadataConnectionError,
     OverCapacityError,
@@ -26,7 +24,6 @@ from dlcore.log.metadata.values import LogKey, Mark
 from dlcore.log.reading.holding import Seen
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.proxy.actions import Actions
-from dlcore.sync import open_namespace as open_blocking
 from tests.dlcore.backends.test_lost_answers import losing_the_answer
 from tests.dlcore.backends.test_writing import remote
 from tests.dlcore.proxy.test_actions import refused
@@ -41,8 +38,8 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.flight.log import FlightLog
     from dlcore.flight.needs import Pass
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 
 async def both(served: Proxies, count: int = 5) -> tuple[DirectLog, FlightLog]:
@@ -53,64 +50,6 @@ async def both(served: Proxies, count: int = 5) -> tuple[DirectLog, FlightLog]:
             await writer.write(record(txid))
     await served.start()
     return direct, await remote(served)
-
-
-def test_a_subscriber_resumes_where_it_committed() -> None:
-    """Inclusively, in any process that reads for it; a start that is given has precedence."""
-
-    async def scenario(served: Proxies) -> None:
-        direct, log = await both(served)
-        async with await log.open_reader(subscriber="a/b c") as reader:
-            assert [each.txid for each in await reader.read_bulk(2)] == [0, 1]
-            assert reader.committed == DLSN.INITIAL
-            assert await reader.commit() == reader.committed == reader.position == DLSN(1, 2, 0)
-        assert await log.get_subscriptions() == await direct.get_subscriptions()
-        assert await log.get_subscriptions() == {"a/b c": DLSN(1, 2, 0)}
-        async with await direct.open_reader(subscriber="a/b c") as by_lock:
-            assert (await by_lock.read_bulk(1))[0].txid == 2
-            await by_lock.commit()
-        async with await log.open_reader(subscriber="a/b c") as reader:
-            assert (await reader.read_bulk(1))[0].txid == 3
-            assert await reader.commit(DLSN(1, 1, 0)) == DLSN(1, 1, 0)
-        async with await log.open_reader(subscriber="a/b c", txid=4) as reader:
-            assert (await reader.read_bulk(1))[0].txid == 4
-            assert reader.committed == DLSN(1, 1, 0)
-        async with await log.open_reader() as reader:
-            assert reader.committed is None
-            with pytest.raises(ConfigurationError, match="has no subscriber"):
-                await reader.commit()
-        for wrong in ("", "x" * 201):
-            with pytest.raises(ConfigurationError, match="subscriber="):
-                await log.open_reader(subscriber=wrong)
-        await log.truncate(DLSN(1, 3, 0))
-        with pytest.raises(AlreadyTruncatedError):
-            await log.open_reader(subscriber="a/b c")
-
-    with_proxies("clicks")(scenario)
-
-
-def test_the_blocking_face() -> None:
-    """Commits what was read, which is less than what it holds."""
-
-    async def scenario(served: Proxies) -> None:
-        await both(served)
-        location = served.servers[0].location
-
-        def read() -> None:
-            with open_blocking(location) as namespace, namespace.open_log("clicks") as log:
-                with log.open_reader(subscriber="s") as reader:
-                    reader.read_next()
-                    assert reader.commit(DLSN(1, 0, 0)) == reader.committed == DLSN(1, 0, 0)
-                    assert reader.commit() == reader.committed == DLSN(1, 1, 0)
-                assert log.get_subscriptions() == {"s": DLSN(1, 1, 0)}
-                assert log.move_subscription("s", txid=3) == DLSN(1, 3, 0)
-                with log.open_reader(subscriber="s") as reader:
-                    assert [each.txid for each in reader] == [3, 4]
-                assert log.delete_subscription("s")
-
-        await asyncio.to_thread(read)
-
-    with_proxies("clicks")(scenario)
 
 
 def test_the_last_reader_that_takes_it_has_it() -> None:
@@ -323,7 +262,7 @@ def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         wrapped: list[InterruptedStore] = []
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             wrapped.append(InterruptedStore(store))
             return cast("MetadataStore", wrapped[0])
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from dlcore import LedgerClientConfig, LogConfig, open_namespace
-from dlcore.base.errors import UnsupportedError
+from dlcore.base.errors import InvalidNamespaceUriError, UnsupportedError
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN
 from tests.backends_document import CONCEPTS, DOCUMENT, render
 from tests.fixtures.made_parts import require_as_made
-from tests.fixtures.memory_namespace import on_log
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 
@@ -66,24 +65,6 @@ def test_proxies_refuse_by_one_error() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_direct_writer_has_no_producer() -> None:
-    """The error says where producers are."""
-
-    async def body(_: Any, log: Any) -> None:
-        with pytest.raises(UnsupportedError, match="producer='p' is for clients of proxies"):
-            await log.open_writer(producer="p")
-        with pytest.raises(UnsupportedError, match=r"columns=.*grpc://"):
-            await log.open_reader(columns=["txid"])
-        with pytest.raises(UnsupportedError, match="only proxies offer `append`"):
-            await log.append([], expected=None)
-        async with await log.open_writer() as writer:
-            assert writer.producer is None
-            with pytest.raises(UnsupportedError, match="has no producer"):
-                _ = writer.next_sequence
-
-    on_log(body)
-
-
 @pytest.mark.parametrize(
     ("uri", "named"),
     [
@@ -99,6 +80,13 @@ def test_arguments_of_the_other_kind_of_uri(uri: str, named: dict[str, Any]) -> 
     (argument,) = named
     with pytest.raises(UnsupportedError, match=f"{argument}="):
         asyncio.run(open_namespace(uri, **named))
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:1", "zookeeper://127.0.0.1:1/dlog", 5])
+def test_a_uri_is_of_one_of_two_kinds(uri: Any) -> None:
+    """The error names the URI."""
+    with pytest.raises(InvalidNamespaceUriError, match=f"{uri!r}: expected"):
+        asyncio.run(open_namespace(uri))
 
 
 def test_a_record_of_proxies_does_not_know_its_place_in_the_segment() -> None:

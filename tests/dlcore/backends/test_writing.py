@@ -21,7 +21,6 @@ from dlcore.base.errors import (
     OverCapacityError,
     ProducerFencedError,
     ProxyUnavailableError,
-    SchemaMismatchError,
     TransactionIdOutOfOrderError,
     WriteCancelledError,
     WriteError,
@@ -31,12 +30,12 @@ from dlcore.base.records import LogRecord
 from dlcore.flight import producer_client
 from dlcore.flight.calls import send_reply
 from dlcore.log.metadata.values import LogKey
-from dlcore.metadata.memory import MemoryStore
 from dlcore.proxy.writing import producer_driver as server_driver
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.aio import cancel_after
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
+from tests.fixtures.simulated_store import SimulatedStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -211,7 +210,7 @@ def test_a_session_is_lost_under_a_writer() -> None:
                 if done % 40 == 10:
                     for namespace in served.namespaces:
                         store = namespace.log_context.store
-                        assert isinstance(store, MemoryStore)
+                        assert isinstance(store, SimulatedStore)
                         store.expire()
         assert await payloads(served) == [b"%d" % number for number in range(200)]
 
@@ -284,85 +283,6 @@ def test_a_writer_that_is_not_closed_says_what_is_not_written(
             await lost
 
     with_proxies("clicks")(scenario)
-
-
-def test_an_append_on_a_condition() -> None:
-    """All of it or nothing, and the error tells where the log ends."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        await served.start()
-        log = await remote(served)
-        first = await log.append(numbered(0, 3), expected=None)
-        assert first == DLSN(1, 0, 2)
-        with pytest.raises(ConditionFailedError) as failed:
-            await log.append(numbered(9, 1), expected=None)
-        assert failed.value.last == "1:0:2"
-        batch = pa.record_batch({"value": [b"3"]})
-        assert await log.append(batch, expected=first) == DLSN(1, 1, 0)
-        with pytest.raises(ConfigurationError, match="expected one at least"):
-            await log.append([], expected=None)
-        assert await payloads(served) == [b"0", b"1", b"2", b"3"]
-
-    with_proxies("clicks")(scenario)
-
-
-def test_a_typed_log() -> None:
-    """It takes its columns, and no records of bytes."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.cluster.namespaces[0].create_log("trips", schema=pa.schema({"km": pa.int32()}))
-        await served.start()
-        log = await remote(served, "trips")
-        async with await log.open_writer() as writer:
-            await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
-        refused = await log.open_writer()
-        with pytest.raises(SchemaMismatchError):
-            await refused.write(LogRecord(2**60, b"bytes"))
-        await refused.abort()
-        reader = served.cluster.namespaces[0]
-        table = await (await (await reader.open_log("trips")).read()).to_arrow()
-        assert table.column("km").to_pylist() == [1, 2]
-
-    with_proxies("clicks")(scenario)
-
-
-def test_columns_that_cannot_be_null() -> None:
-    """A proxy acknowledges no null of theirs, in a stream or an append; it tells the schema."""
-    schema = pa.schema([pa.field("km", pa.int32(), nullable=False), pa.field("to", pa.string())])
-    null = pa.record_batch({"km": pa.array([1, None], pa.int32())})
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        hosts = served.servers[0].location
-        namespace = await open_namespace(hosts, patience_s=60)
-        served.steps.push_async_callback(namespace.aclose)
-        await namespace.create_log("trips", schema=schema)
-        assert (await namespace.get_schemas(["trips"]))["trips"] == schema
-        log = await namespace.open_log("trips")
-        assert await log.get_schema() == schema
-        writer = await log.open_writer()
-        with pytest.raises(SchemaMismatchError, match="column km is null in some rows"):
-            await writer.write_batch(null)
-        await writer.abort()
-        async with await log.open_writer() as writer:
-            await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
-        lacking = pa.record_batch({"to": ["Oslo"]})
-        for batch, reason in (
-            (null, "is null in some rows"),
-            (lacking, "int32 not null is missing"),
-        ):
-            staging = await namespace.open_staging_writer(identity="job")
-            await staging.write_batch("trips", batch)
-            with pytest.raises(SchemaMismatchError, match=f"column km {reason}"):
-                await staging.stage()
-            await staging.aclose(delete=True)
-        async with await log.open_reader() as reader:
-            found = await reader.read_batch(until_caught_up=True)
-        assert found is not None
-        assert (list(found.schema)[-2:], found["km"].to_pylist()) == (list(schema), [1, 2])
-
-    with_proxies()(scenario)
 
 
 def test_a_rate_is_kept_to() -> None:

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 from dlcore.base import features
 from dlcore.base.features import (
     FEATURES,
+    HANDSHAKE_BITS,
     UNKNOWN_RELEASE,
     Announced,
     Feature,
     Release,
-    handshake_bit,
     own_release,
 )
 from dlcore.wire import messages
 
 if TYPE_CHECKING:
     import pytest
+
+HELLO = "d10b01000000001500000000000000000000000034de8348000100000000000000030001630001620001690000"
+"""The bytes of a HELLO with all features, as release 0.2.0 sends it."""
 
 
 def test_each_feature_has_a_name_and_a_bit_of_its_own() -> None:
@@ -29,7 +32,7 @@ def test_each_feature_has_a_name_and_a_bit_of_its_own() -> None:
         assert (each.bit.bit_count() == 1) is (each.announced is Announced.HANDSHAKE)
     bits = [each.bit for each in FEATURES if each.bit]
     assert len(set(bits)) == len(bits)
-    assert [handshake_bit(name) for name in ("read-held", "authorize")] == [1, 2]
+    assert HANDSHAKE_BITS == {"read-held": 1, "authorize": 2}
 
 
 def test_a_release_lists_the_features_that_registrations_announce(
@@ -59,14 +62,12 @@ def test_the_page_of_operators_has_each_feature_that_is_finalized() -> None:
 
 
 def test_the_wire_speaks_each_feature_of_the_handshake() -> None:
-    """The page of the protocol has their bits, counted from 0."""
+    """Its first message has their bits; the page of the protocol counts them from 0."""
     page = (Path(__file__).parents[3] / "docs" / "wire.md").read_text(encoding="utf-8")
-    spoken = 0
-    for each in FEATURES:
-        if each.announced is Announced.HANDSHAKE:
-            spoken |= each.bit
-            assert f"| `{each.name}` | {each.bit.bit_length() - 1} |" in page
-    assert spoken == messages.FEATURES, "`FEATURES` of dlcore/wire/messages.py has all their bits"
+    for name, bit in HANDSHAKE_BITS.items():
+        assert f"| `{name}` | {bit.bit_length() - 1} |" in page
+    hello = messages.Hello(messages.PROTOCOL_VERSION, messages.FEATURES, "c", "b", "i")
+    assert b"".join(messages.encode(hello)).hex() == HELLO
 
 
 def test_a_folder_of_sources_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:

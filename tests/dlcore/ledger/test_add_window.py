@@ -13,8 +13,6 @@ from dlcore.ledger.writing.appender import (
     ChoiceDue,
     CompleteAdds,
     GoOnWithout,
-    LacAccepted,
-    LacFailed,
     LacPublication,
     Replacements,
     SendAdd,
@@ -166,7 +164,7 @@ def test_a_bookie_has_one_lac_on_its_way_and_gets_the_newest_next() -> None:
     assert publication.tell(0, MEMBERS) == [SendLac(A, 0)]
     assert publication.publish(1, MEMBERS, MEMBERS) == [SendLac(B, 1), SendLac(C, 1)]
     assert publication.tell(2, MEMBERS) == []
-    again = publication.handle(LacAccepted(A, 0), 2, MEMBERS, True)
+    again = publication.note_accepted(A, 0)
     assert again == [SendLac(A, 2)]
     assert publication.unaware(0, MEMBERS) == {1, 2}
 
@@ -175,28 +173,23 @@ def test_failed_messages_are_repeated_once_for_all() -> None:
     """One pause serves all bookies."""
     publication = LacPublication(-1, followed=0)
     publication.publish(0, MEMBERS, MEMBERS)
-    fail = [publication.handle(LacFailed(each, AWAY), 0, MEMBERS, True) for each in (A, B)]
+    fail = [publication.note_failed(each) for each in (A, B)]
     assert [len(each) for each in fail] == [1, 0]
-    due = publication.handle(Signal.LAC_RETRY_DUE, 0, MEMBERS, True)
-    assert due == [SendLac(A, 0), SendLac(B, 0)]
+    assert publication.retry() == [SendLac(A, 0), SendLac(B, 0)]
 
 
 def test_a_lac_is_spread_unless_an_add_carries_it() -> None:
     """A newer LAC than the one that waited waits anew: an add may still carry it."""
     publication = LacPublication(-1, followed=0)
-
-    def handle(signal: Signal, lac: int) -> list[object]:
-        return [*publication.handle(signal, lac, MEMBERS, False)]  # type: ignore[arg-type]
-
-    (later,) = handle(Signal.CALLERS_ANSWERED, 0)
+    (later,) = publication.callers_answered(0, MEMBERS, is_idle=False)
     assert isinstance(later, After)
     assert later.event is Signal.SPREAD_DUE
-    assert handle(Signal.CALLERS_ANSWERED, 0) == []  # it comes already
+    assert publication.callers_answered(0, MEMBERS, is_idle=False) == []  # it comes already
     publication.carried = 0
-    assert handle(Signal.SPREAD_DUE, 1) == [later]
-    assert handle(Signal.SPREAD_DUE, 1) == [SendLac(each, 1) for each in MEMBERS]
+    assert publication.spread(1, MEMBERS) == [later]
+    assert publication.spread(1, MEMBERS) == [SendLac(each, 1) for each in MEMBERS]
     publication.carried = 1
-    assert handle(Signal.CALLERS_ANSWERED, 1) == []
+    assert publication.callers_answered(1, MEMBERS, is_idle=False) == []
     assert publication.is_answered
 
 

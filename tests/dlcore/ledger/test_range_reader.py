@@ -27,6 +27,7 @@ from dlcore.ledger.reading.range_read import (
     NoteRead,
     OpenStream,
     RangeReader,
+    RangeState,
     Taken,
     TellFailure,
     Tick,
@@ -248,3 +249,17 @@ def test_lanes_are_merged_in_order() -> None:
         bench.arrived(name, [lane, lane + 3, lane + 6], lane=lane)
     assert bench.taken() == list(range(9))
     assert bench.machine.is_done
+
+
+def test_lanes_that_fail_one_after_the_other() -> None:
+    """The error of the first entry that is missing is raised, whichever lane failed first."""
+    bench = striped()
+    for lane, names in ((2, "CA"), (1, "BC")):
+        for name in names:
+            bench.arrived(name, NoSuchEntryError("not here"), lane=lane)
+        assert bench.machine.state is RangeState.FAILING
+    bench.arrived("A", [0], lane=0)
+    assert bench.taken() == [0]
+    with pytest.raises(LedgerReadError, match="no replica returned entry 1"):
+        bench.taken()
+    assert bench.machine.state is RangeState.FAILING

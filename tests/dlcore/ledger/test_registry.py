@@ -17,10 +17,10 @@ from dlcore.base.errors import (
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.values import BookieRegistration
-from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
 from tests.fixtures.aio import run, until_async
+from tests.fixtures.simulated_store import SimulatedStore, SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ B1, B2 = BookieId("b1", "1" * 32), BookieId("b2", "2" * 32)
 
 
 async def register(
-    store: MemoryStore, bookie: BookieId, address: str, *, read_only: bool = False
+    store: SimulatedStore, bookie: BookieId, address: str, *, read_only: bool = False
 ) -> None:
     """Register as a bookie does."""
     path = PATHS.bookie_readonly if read_only else PATHS.bookie_available
@@ -42,11 +42,13 @@ async def register(
     await store.create(path(bookie.name), value, ephemeral=True)
 
 
-def play(scenario: Callable[[MemoryTree, MemoryStore, BookieRegistry], Awaitable[None]]) -> None:
+def play(
+    scenario: Callable[[SimulatedTree, SimulatedStore, BookieRegistry], Awaitable[None]],
+) -> None:
     """Run `scenario` with an empty registry; the store is the client's own session."""
 
     async def main() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store = tree.connect()
         await store.create(PATHS.bookies_available, make_parents=True)
         await store.create(PATHS.bookies_readonly)
@@ -60,7 +62,9 @@ def play(scenario: Callable[[MemoryTree, MemoryStore, BookieRegistry], Awaitable
 def test_the_list_is_fresh_and_ordered() -> None:
     """Writable and read-only, by name; one on its way between the two counts as read-only."""
 
-    async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
+    async def scenario(
+        tree: SimulatedTree, store: SimulatedStore, registry: BookieRegistry
+    ) -> None:
         assert await registry.get_bookies() == []
         bookies = tree.connect()
         await register(bookies, B2, "h:2", read_only=True)
@@ -84,7 +88,9 @@ def test_the_list_is_fresh_and_ordered() -> None:
 def test_an_address_follows_the_bookie_to_another_port() -> None:
     """The list of bookies changes when one restarts, and what was cached is read again."""
 
-    async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
+    async def scenario(
+        tree: SimulatedTree, store: SimulatedStore, registry: BookieRegistry
+    ) -> None:
         first = tree.connect()
         await register(first, B1, "h:1")
         assert await registry.resolve(B1) == "h:1"
@@ -103,7 +109,9 @@ def test_an_address_follows_the_bookie_to_another_port() -> None:
 def test_a_cached_address_needs_no_answer_from_the_store() -> None:
     """ZooKeeper is off the data path, and an old address is better than none."""
 
-    async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
+    async def scenario(
+        tree: SimulatedTree, store: SimulatedStore, registry: BookieRegistry
+    ) -> None:
         bookies = tree.connect()
         await register(bookies, B1, "h:1")
         await registry.resolve(B1)
@@ -128,7 +136,9 @@ def test_a_cached_address_needs_no_answer_from_the_store() -> None:
 def test_a_change_while_an_address_is_read_is_not_missed() -> None:
     """A list read before the change is not kept as fresh."""
 
-    async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
+    async def scenario(
+        tree: SimulatedTree, store: SimulatedStore, registry: BookieRegistry
+    ) -> None:
         bookies = tree.connect()
         await register(bookies, B1, "h:1")
         await registry.resolve(B1)
@@ -148,7 +158,9 @@ def test_a_change_while_an_address_is_read_is_not_missed() -> None:
 def test_an_absent_bookie_and_a_replaced_one_are_different_errors() -> None:
     """An empty disk at the same name is another bookie."""
 
-    async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
+    async def scenario(
+        tree: SimulatedTree, store: SimulatedStore, registry: BookieRegistry
+    ) -> None:
         with pytest.raises(BookieUnavailableError, match="b1/11111111 is not registered"):
             await registry.resolve(B1)
         await register(tree.connect(), BookieId("b1", "f" * 32), "h:1")
@@ -163,7 +175,9 @@ def test_an_absent_bookie_and_a_replaced_one_are_different_errors() -> None:
 def test_a_registration_that_does_not_parse_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """The namespace stays writable with the other bookies; the bad one is named."""
 
-    async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
+    async def scenario(
+        tree: SimulatedTree, store: SimulatedStore, registry: BookieRegistry
+    ) -> None:
         await store.create(PATHS.bookie_available("b1"), b"\xff")
         await store.create(PATHS.bookie_readonly("b3"), b"\xff")
         await register(store, B2, "h:2")

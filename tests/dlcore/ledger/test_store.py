@@ -26,10 +26,10 @@ from dlcore.base.errors import (
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.store import LedgerStore, VersionedLedger
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import ANY_VERSION, Create, Put
 from tests.fixtures.aio import run, until
+from tests.fixtures.simulated_store import SimulatedStore, SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,17 +52,17 @@ def ledger(ledger_id: int, *, token: str = "mine") -> LedgerMetadata:
 class World(SimpleNamespace):
     """A tree, two sessions and their ledger stores."""
 
-    tree: MemoryTree
-    store: MemoryStore
+    tree: SimulatedTree
+    store: SimulatedStore
     ledgers: LedgerStore
-    other_store: MemoryStore
+    other_store: SimulatedStore
     others: LedgerStore
 
 
-def play(scenario: Callable[[World], Awaitable[None]], tree: MemoryTree | None = None) -> None:
+def play(scenario: Callable[[World], Awaitable[None]], tree: SimulatedTree | None = None) -> None:
     """Run `scenario` in a world with an id generator, on `tree` if it is given."""
 
-    async def main(tree: MemoryTree) -> None:
+    async def main(tree: SimulatedTree) -> None:
         store, other = tree.connect(), tree.connect()
         await store.create(PATHS.ledger_idgen, b"0", make_parents=True)
         await scenario(
@@ -75,7 +75,7 @@ def play(scenario: Callable[[World], Awaitable[None]], tree: MemoryTree | None =
             )
         )
 
-    run(main(tree or MemoryTree()))
+    run(main(tree or SimulatedTree()))
 
 
 def test_ids_are_never_given_twice() -> None:
@@ -85,7 +85,7 @@ def test_ids_are_never_given_twice() -> None:
         rng = random.Random(1)
         ids: list[int] = []
 
-        async def take(ledgers: LedgerStore, store: MemoryStore) -> None:
+        async def take(ledgers: LedgerStore, store: SimulatedStore) -> None:
             for _ in range(20):
                 if not ledgers._ids and rng.random() < 0.2:
                     store.lose_next_reply(applied=rng.random() < 0.5)
@@ -207,7 +207,7 @@ def test_a_lost_reply_is_read_back_as_it_is_now() -> None:
         with pytest.raises(LedgerNotFoundError):
             await world.others.read(1, fresh=True)
 
-    play(scenario, MemoryTree(lag=lambda: 1000.0))
+    play(scenario, SimulatedTree(lag=lambda: 1000.0))
 
 
 def test_a_creation_that_was_changed_meanwhile_is_still_ours() -> None:

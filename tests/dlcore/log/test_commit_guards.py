@@ -12,7 +12,7 @@ import pytest
 
 from dlcore.base.errors import AppendAbortedError
 from dlcore.log.metadata.commits import SharedStaging
-from dlcore.log.metadata.staged import read_staged
+from dlcore.log.upkeep.staged import read_staged
 from tests.fixtures.memory_namespace import MemoryCluster, on_log
 from tests.fixtures.staged_records import batch, payloads_of, stage
 

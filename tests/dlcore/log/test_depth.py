@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.writing.writer import DirectWriter
-    from dlcore.metadata.memory import MemoryStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 COMMITS = amount(1000, sampled=60)
 
@@ -64,9 +64,9 @@ def counting(body: Callable[[MemoryCluster, Counted], Awaitable[None]]) -> None:
             stores: list[RecordingStore] = []
             connect = cluster.tree.connect
 
-            def counted() -> MemoryStore:
+            def counted() -> SimulatedStore:
                 stores.append(RecordingStore(connect()))
-                return cast("MemoryStore", stores[-1])
+                return cast("SimulatedStore", stores[-1])
 
             cluster.tree.connect = counted  # type: ignore[method-assign]
             namespace = await cluster.open("counted")

@@ -254,10 +254,10 @@ def test_upkeep_leaves_alone_what_another_worker_does() -> None:
             return nodes
 
         context.store.get_many = change  # type: ignore[assignment, method-assign]
-        assert await sweep_commits(context, before_ms=now_ms) == 0
+        assert await sweep_commits(context.store, context.paths, before_ms=now_ms) == 0
         context.store.get_many = get_many  # type: ignore[method-assign]
         assert await context.store.get(path) is not None
-        assert await sweep_commits(context, before_ms=now_ms + 1) == 1
+        assert await sweep_commits(context.store, context.paths, before_ms=now_ms + 1) == 1
         assert await context.store.get(path) is None
 
     on_log(body)

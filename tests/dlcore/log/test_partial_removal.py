@@ -18,8 +18,8 @@ from dlcore.base.ids import DLSN
 from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.segment import SegmentState
-from dlcore.log.metadata.staged import drop_merged
 from dlcore.log.reading.snapshot import Finder
+from dlcore.log.upkeep.staged import drop_merged
 from dlcore.metadata.binding import ClusterFeatures
 from dlcore.ops.inspection import audit_ledgers, finish_removal, inspect_log
 from dlcore.ops.upkeep.config import MergePolicy

@@ -436,16 +436,6 @@ def test_a_log_that_is_deleted_while_it_is_read() -> None:
     on_log(body)
 
 
-def test_one_position_at_a_time() -> None:
-    """Two of them would contradict each other."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        with pytest.raises(ConfigurationError, match="not several"):
-            await log.open_reader(dlsn=DLSN.INITIAL, txid=3)
-
-    on_log(body)
-
-
 def test_iterating_over_a_reader() -> None:
     """Records and batches until caught up; after the loop reads go on behind the last one."""
 

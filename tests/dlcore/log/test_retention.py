@@ -445,7 +445,9 @@ def test_truncation_by_transaction_id_and_by_time() -> None:
             assert await writer.truncate(timestamp_ms=start_ms + 60_000)
             assert await txids(log) == []
         for wrong in ({}, {"txid": 1, "dlsn": DLSN(1, 0, 0)}):
-            with pytest.raises(ConfigurationError, match="expected one of dlsn, txid, timestamp_m"):
+            with pytest.raises(
+                ConfigurationError, match="expected one of dlsn, txid and timestamp_m"
+            ):
                 await log.truncate(**wrong)  # type: ignore[arg-type]
 
     on_log(body)

@@ -16,13 +16,7 @@ from dlcore.base.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.entries.body import batch_of
 from dlcore.log.metadata.segment import StagedExtent
-from dlcore.log.reading.scan import (
-    ExtentView,
-    LogSnapshot,
-    ScanBatch,
-    ScanRange,
-    SegmentView,
-)
+from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView
 from tests.fixtures.lengths import for_each
 from tests.fixtures.log_states import staged
 

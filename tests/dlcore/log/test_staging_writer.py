@@ -15,7 +15,7 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.log.metadata.commits import SharedStaging
-from dlcore.log.metadata.staged import drop
+from dlcore.log.upkeep.staged import drop
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 from tests.fixtures.staged_records import batch, ledgers, payloads_of, staged_nodes
 

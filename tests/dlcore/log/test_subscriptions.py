@@ -11,7 +11,6 @@ import pytest
 from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
-    ConfigurationError,
     LogNotFoundError,
     OverCapacityError,
     OwnershipAcquireFailedError,
@@ -24,8 +23,8 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, recor
 
 if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 
 async def write(log: DirectLog, count: int = 5) -> None:
@@ -33,36 +32,6 @@ async def write(log: DirectLog, count: int = 5) -> None:
     async with await log.open_writer() as writer:
         for txid in range(count):
             await writer.write(record(txid))
-
-
-def test_a_subscriber_resumes_where_it_committed() -> None:
-    """Inclusively: the position is that of the next record; a start that is given goes before."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        await write(log)
-        async with await log.open_reader(subscriber="a/b c") as reader:
-            assert [r.txid for r in await reader.read_bulk(2)] == [0, 1]
-            assert reader.committed == DLSN.INITIAL
-            assert await reader.commit() == reader.committed == reader.position
-            await reader.read_next()
-        assert await log.get_subscriptions() == {"a/b c": DLSN(1, 2, 0)}
-        async with await log.open_reader(subscriber="a/b c") as reader:
-            assert (await reader.read_bulk(1))[0].txid == 2
-            await reader.commit(DLSN(1, 1, 0))
-        async with await log.open_reader(subscriber="a/b c", txid=4) as reader:
-            assert (await reader.read_bulk(1))[0].txid == 4
-        async with await log.open_reader(subscriber="other") as reader:
-            assert (await reader.read_bulk(1))[0].txid == 0
-        assert sorted(await log.get_subscriptions()) == ["a/b c", "other"]
-        async with await log.open_reader() as reader:
-            assert reader.committed is None
-            with pytest.raises(ConfigurationError, match="has no subscriber"):
-                await reader.commit()
-        for wrong in ("", "x" * 201):
-            with pytest.raises(ConfigurationError, match="subscriber="):
-                await log.open_reader(subscriber=wrong)
-
-    on_log(body)
 
 
 def test_one_reader_for_each_subscriber() -> None:
@@ -162,7 +131,7 @@ def test_a_reader_that_is_closed_while_it_locks_again_leaves_no_lock() -> None:
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         wrapped: list[InterruptedStore] = []
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             wrapped.append(InterruptedStore(store))
             return cast("MetadataStore", wrapped[0])
 
@@ -324,7 +293,7 @@ def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
         await write(log)
         wrapped: list[InterruptedStore] = []
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             wrapped.append(InterruptedStore(store))
             return cast("MetadataStore", wrapped[0])
 

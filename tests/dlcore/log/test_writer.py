@@ -25,9 +25,9 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
-from dlcore.log.metadata import store as store_module
 from dlcore.log.metadata.segment import SegmentState
 from dlcore.log.recovery import recover_log
+from dlcore.metadata import one_node
 from dlcore.sync.portal import Portal
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
@@ -563,7 +563,7 @@ def test_a_sealed_log_has_no_writer() -> None:
 
 def test_giving_up_without_a_metadata_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """One round of attempts to remove the lock, not one for each; then the session's end does."""
-    monkeypatch.setattr(store_module, "_RETRY_DELAYS_S", (0.0,) * 5)
+    monkeypatch.setattr(one_node, "RETRY_DELAYS_S", (0.0,) * 5)
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()

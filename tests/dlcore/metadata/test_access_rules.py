@@ -9,9 +9,9 @@ import pytest
 from dlcore.base.access.rights import RULES_MAX, Right, Rule, Scope
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 from dlcore.metadata.access_rules import RuleStore
-from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.aio import run, until
+from tests.fixtures.simulated_store import SimulatedStore, SimulatedTree
 
 PATHS = NamespacePaths("/dlog")
 
@@ -21,9 +21,9 @@ def rule(number: int, *, deny: bool = False) -> Rule:
     return Rule(principal=f"user:{number}", rights=(Right.READ,), scope=Scope.NAMESPACE, deny=deny)
 
 
-def opened() -> tuple[MemoryStore, RuleStore]:
+def opened() -> tuple[SimulatedStore, RuleStore]:
     """Return a store, and the rules in it."""
-    store = MemoryTree().connect()
+    store = SimulatedTree().connect()
     return store, RuleStore(store, PATHS)
 
 

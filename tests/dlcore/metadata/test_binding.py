@@ -10,10 +10,10 @@ import pytest
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError, MetadataConnectionError
 from dlcore.metadata.binding import ensure_namespace, read_binding
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.fixtures.aio import run
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
@@ -40,7 +40,7 @@ def test_the_first_makes_the_tree_and_the_next_finds_it(root: str) -> None:
     """With one identity for all time."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store, paths = tree.connect(), NamespacePaths(root)
         made = await ensure_namespace(store, paths, CLOCK)
         assert len(made.cluster_id) == 32
@@ -59,7 +59,7 @@ def test_many_at_once_agree() -> None:
     """In any order, all have the same cluster."""
 
     async def scenario() -> None:
-        tree, paths = MemoryTree(latency=lambda: 0.001), NamespacePaths("/deep/dlog")
+        tree, paths = SimulatedTree(latency=lambda: 0.001), NamespacePaths("/deep/dlog")
         bindings = await asyncio.gather(
             *(ensure_namespace(tree.connect(), paths, CLOCK) for _ in range(20))
         )
@@ -74,7 +74,7 @@ def test_a_lost_reply_is_looked_into(applied: bool, lost: int) -> None:
     """The answers to the parent's creation and to the transaction are lost."""
 
     async def scenario() -> None:
-        tree, paths = MemoryTree(), NamespacePaths("/deep/dlog")
+        tree, paths = SimulatedTree(), NamespacePaths("/deep/dlog")
         store = tree.connect()
         for _ in range(lost):
             store.lose_next_reply(applied=applied)
@@ -89,7 +89,7 @@ def test_a_store_that_never_answers_ends_in_unknown() -> None:
     """The number of attempts is bounded."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         for _ in range(5):
             store.lose_next_reply(applied=False)
         with pytest.raises(MetadataConnectionError):
@@ -102,7 +102,7 @@ def test_a_namespace_may_stand_above_another() -> None:
     """The empty node that was made for the lower one becomes the upper one."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         lower = await ensure_namespace(store, NamespacePaths("/a/b"), CLOCK)
         with pytest.raises(ConfigurationError, match="no dlog namespace at /a"):
             await read_binding(store, NamespacePaths("/a"))
@@ -125,7 +125,7 @@ def test_a_node_that_is_no_binding_is_refused_and_left_alone(value: bytes, probl
     """A node of another program, or of a later release."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store, paths = tree.connect(), NamespacePaths("/dlog")
         await store.create("/dlog", value)
         for call in (read_binding(store, paths), ensure_namespace(store, paths, CLOCK)):
@@ -141,7 +141,7 @@ def test_a_missing_namespace_is_named() -> None:
 
     async def scenario() -> None:
         with pytest.raises(ConfigurationError, match="there is no dlog namespace at /dlgo"):
-            await read_binding(MemoryTree().connect(), NamespacePaths("/dlgo"))
+            await read_binding(SimulatedTree().connect(), NamespacePaths("/dlgo"))
 
     run(scenario())
 

@@ -25,10 +25,10 @@ from dlcore.metadata.capability_keys import (
     ensure_keys,
     rotate_keys,
 )
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.served_bookie import run
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
@@ -53,7 +53,7 @@ class StoppedClock:
 
 async def opened() -> tuple[MetadataStore, StoppedClock]:
     """Return a store with the root, and a clock."""
-    store = MemoryTree().connect()
+    store = SimulatedTree().connect()
     await store.create(PATHS.root)
     return store, StoppedClock()
 

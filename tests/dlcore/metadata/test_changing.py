@@ -14,10 +14,10 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.one_node import ATTEMPTS_MAX, change_node
 from tests.fixtures.aio import run
 from tests.fixtures.interrupted_store import InterruptedStore
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from dlcore.metadata.port import Versioned
@@ -35,7 +35,7 @@ def test_existing_settings_are_changed_or_left() -> None:
     """A missing node is made; one that needs no change is not written."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         for letter, version in ((b"a", 0), (b"b", 1), (b"b", 1)):
             result = await change_node(store, PATH, partial(added, letter))
             node = await store.get(PATH)
@@ -54,7 +54,7 @@ def test_an_error_of_the_change_stores_nothing() -> None:
     """It goes to the caller."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
 
         def refuse(node: Versioned | None) -> tuple[None, bytes | None]:
             raise ConfigurationError(f"not this: {node}")
@@ -72,7 +72,7 @@ def test_a_lost_race_is_run_again(times: int, *, is_new: bool) -> None:
     """Neither change is lost; a caller that loses each race gets the error."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         other, store = tree.connect(), InterruptedStore(tree.connect())
         if not is_new:
             await other.create(PATH, b"z")
@@ -103,7 +103,7 @@ def test_a_lost_answer_is_decided_again(*, applied: bool) -> None:
     """The change is there once, whether the first attempt was applied or not."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create(PATH, b"z")
         store.lose_next_reply(applied=applied)
         assert await change_node(store, PATH, partial(added, b"a")) == b"za"
@@ -118,7 +118,7 @@ def test_a_store_that_never_answers() -> None:
     """The caller hears that the outcome is unknown."""
 
     async def scenario() -> None:
-        store = InterruptedStore(MemoryTree().connect())
+        store = InterruptedStore(SimulatedTree().connect())
 
         async def lose() -> None:
             raise MetadataConnectionError("no answer")

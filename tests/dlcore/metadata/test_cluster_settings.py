@@ -10,10 +10,10 @@ import pytest
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 from dlcore.metadata.cluster_settings import ClusterSettingsStore, changed_tables
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.ops.live_settings import require_allowed
 from tests.fixtures.aio import run, until
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def test_a_stored_value_is_checked_and_followed() -> None:
     """A refused change stores nothing; a lost reply is no second change; damage is reported."""
 
     async def main() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create(PATHS.root)
         settings = ClusterSettingsStore(store, PATHS)
         assert await settings.read() == {}
@@ -69,7 +69,7 @@ def test_a_new_log_gets_what_the_cluster_has(caplog: pytest.LogCaptureFixture) -
     """All of it or, if it sets one of them itself, nothing; what cannot be used gives nothing."""
 
     async def main() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create(PATHS.root)
         settings = ClusterSettingsStore(store, PATHS)
         given = LogSettings(compression="lz4")
@@ -102,7 +102,7 @@ def test_a_process_that_refuses_a_value_goes_on(caplog: pytest.LogCaptureFixture
         used.append(values)
 
     async def main() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create(PATHS.root)
         settings = ClusterSettingsStore(store, PATHS)
         follower = settings.follow("proxy", use)

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import MetadataConnectionError
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.one_node import NodeFollower
 from tests.fixtures.aio import run, until
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     import pytest
@@ -20,7 +20,7 @@ def test_each_change_is_looked_at_also_after_a_look_that_failed(
     """The failure is reported once, and the next change brings the knowledge."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create("/a", b"one")
         seen: list[bytes] = []
         fails = False
@@ -55,7 +55,7 @@ def test_a_follower_that_outlives_its_store_ends_quietly(caplog: pytest.LogCaptu
     async def scenario() -> None:
         defects: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, about: defects.append(about))
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create("/a")
         looks: list[int] = []
 

@@ -15,9 +15,9 @@ from dlcore.base.errors import (
     MetadataVersionError,
     NodeExistsError,
 )
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.port import Create, Put, SessionState, Versioned
 from tests.fixtures.aio import run, until
+from tests.fixtures.simulated_store import SimulatedTree
 from tests.simulation.loop import run as run_virtual
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_a_lost_reply_is_unknown_to_the_caller_only(applied: bool) -> None:
     """The tree knows; the next write is answered again."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store = tree.connect()
         store.lose_next_reply(applied=applied)
         with pytest.raises(MetadataConnectionError):
@@ -49,7 +49,7 @@ def test_a_lost_reply_hides_an_error_as_well() -> None:
     """Even a refusal is unknown when it is not heard."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         store.lose_next_reply(applied=True)
         with pytest.raises(MetadataConnectionError):
             await store.put("/none", b"", version=0)
@@ -61,7 +61,7 @@ def test_disconnection_keeps_the_session() -> None:
     """Nothing works, nothing is lost, and the return makes every watch due."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store, other = tree.connect(), tree.connect()
         states: list[SessionState] = []
         calls: list[int] = []
@@ -93,7 +93,7 @@ def test_an_expiry_while_disconnected_is_noticed_on_return() -> None:
     """At the server the ephemeral nodes vanish at once."""
 
     async def scenario() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store, other = tree.connect(), tree.connect()
         states: list[SessionState] = []
         store.on_session(states.append)
@@ -120,7 +120,7 @@ def test_a_disconnection_before_the_new_session_is_open_does_not_lose_it() -> No
     """The return brings a new session, and says so."""
 
     async def scenario() -> None:
-        store = MemoryTree(latency=lambda: 0.001).connect()
+        store = SimulatedTree(latency=lambda: 0.001).connect()
         token = store.session_token
         states: list[SessionState] = []
         store.on_session(states.append)
@@ -141,7 +141,7 @@ def test_requests_in_flight_when_the_connection_breaks_are_unknown() -> None:
 
     async def scenario() -> None:
         delays = [0.01, 1000.0, 1000.0]  # the first request arrives; nothing after it does
-        tree = MemoryTree(latency=lambda: delays.pop(0) if delays else 0.001)
+        tree = SimulatedTree(latency=lambda: delays.pop(0) if delays else 0.001)
         store, other = tree.connect(), tree.connect()
         answered_late = asyncio.create_task(store.create("/a"))
         await until(lambda: "/a" in tree.dump())
@@ -163,7 +163,7 @@ def test_requests_of_a_session_stay_in_order_whatever_their_delays() -> None:
 
     async def scenario() -> None:
         rng = random.Random(7)
-        store = MemoryTree(latency=lambda: rng.random() / 1000).connect()
+        store = SimulatedTree(latency=lambda: rng.random() / 1000).connect()
         await store.create("/a")
         answered: list[int] = []
 
@@ -183,7 +183,7 @@ def test_a_request_outlives_the_caller_that_stops_waiting() -> None:
     """A cancelled write may still happen: that is what callers must reckon with."""
 
     async def scenario() -> None:
-        tree = MemoryTree(latency=lambda: 0.01)
+        tree = SimulatedTree(latency=lambda: 0.01)
         store = tree.connect()
         creating = asyncio.create_task(store.create("/a"))
         await asyncio.sleep(0)
@@ -200,7 +200,7 @@ def trace_of(seed: int) -> list[str]:
 
     async def main() -> list[str]:
         rng = random.Random(seed)
-        tree = MemoryTree()
+        tree = SimulatedTree()
         trace: list[str] = []
         stores = [tree.connect() for _ in range(3)]
         for number, store in enumerate(stores):
@@ -245,7 +245,7 @@ def test_a_failed_transaction_calls_no_watcher() -> None:
     """Nothing happened, so there is nothing to look at."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         calls: list[int] = []
         await store.create("/a")
         store.watch("/a", lambda: calls.append(1))
@@ -259,9 +259,9 @@ def test_a_failed_transaction_calls_no_watcher() -> None:
     run(scenario())
 
 
-def behind_by(seconds: float) -> MemoryTree:
+def behind_by(seconds: float) -> SimulatedTree:
     """Return a tree whose sessions read from servers that are so far behind."""
-    return MemoryTree(latency=lambda: 0.0001, lag=lambda: seconds)
+    return SimulatedTree(latency=lambda: 0.0001, lag=lambda: seconds)
 
 
 def test_a_server_that_lags_answers_with_what_was_until_a_sync() -> None:
@@ -343,7 +343,7 @@ def test_a_session_never_goes_back_and_a_new_one_begins_with_all() -> None:
 
     async def scenario() -> None:
         rng = random.Random(3)
-        tree = MemoryTree(
+        tree = SimulatedTree(
             latency=lambda: rng.random() / 10_000, lag=lambda: rng.choice((0.0, 0.002, 0.02))
         )
         writer, reader = tree.connect(), tree.connect()
@@ -373,7 +373,7 @@ def test_servers_without_requests_do_not_keep_everything() -> None:
     """The queue for them is bounded."""
 
     async def scenario() -> None:
-        tree = MemoryTree(lag=lambda: 0.001)
+        tree = SimulatedTree(lag=lambda: 0.001)
         writer, _ = tree.connect(), tree.connect()
         await writer.create("/a")
         for version in range(3000):
@@ -414,7 +414,7 @@ def test_a_run_with_servers_that_lag_is_a_function_of_its_inputs() -> None:
 
     async def play() -> list[object]:
         rng = random.Random(11)
-        tree = MemoryTree(latency=lambda: 1.0, lag=lambda: rng.choice((0.0, 3.0, 30.0)))
+        tree = SimulatedTree(latency=lambda: 1.0, lag=lambda: rng.choice((0.0, 3.0, 30.0)))
         stores = [tree.connect() for _ in range(3)]
         seen: list[object] = []
         await stores[0].create("/a")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.port import Create, Put
 from tests.fixtures.recording_store import RecordingStore, Requests
+from tests.fixtures.simulated_store import SimulatedTree
 
 
 def test_depth_counts_what_waits_for_an_answer() -> None:
     """Three requests at once are one deep, one after them makes two; a watch adds no depth."""
 
     async def run() -> Requests:
-        store = RecordingStore(MemoryTree().connect())
+        store = RecordingStore(SimulatedTree().connect())
         await store.create("/a")  # before the recording: not counted
         with store.record() as requests:
             await asyncio.gather(store.sync("/a"), store.get("/a"), store.get_children("/a"))
@@ -33,7 +33,7 @@ def test_a_request_is_as_deep_as_the_answers_it_could_know() -> None:
     """A chain of three beside a single request is three deep."""
 
     async def run() -> Requests:
-        store = RecordingStore(MemoryTree().connect())
+        store = RecordingStore(SimulatedTree().connect())
 
         async def chain() -> None:
             for _ in range(3):

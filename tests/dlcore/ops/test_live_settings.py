@@ -19,8 +19,6 @@ def test_they_are_those_that_the_programs_mark() -> None:
     assert not is_live("bookie", "port")
     assert is_live("log", "retention_s")
     assert not is_live("log", "compression")
-    assert live_options(explained=True)["log"]["retention_s"].text
-    assert live_options(explained=True)["proxy"]["bytes_per_s"].text
 
 
 @pytest.mark.parametrize(

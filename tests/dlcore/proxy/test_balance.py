@@ -13,10 +13,12 @@ from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.writing.balance import (
     LOOK_PAUSES,
     RATE_FLOOR,
+    TRANSITIONS,
     AskLoads,
     Balancer,
     BalanceState,
     Effect,
+    Event,
     HandOver,
     LoadsRead,
     Looked,
@@ -32,10 +34,20 @@ LATE_S = 20.0
 EMPTY = ProxyLoad(logs=0, room=100, bytes_per_s=0)
 
 
+class Checked(Balancer):
+    """A machine that is validated after each event."""
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take an event."""
+        effects = super().handle(event)
+        self.validate()
+        return effects
+
+
 @pytest.fixture
 def balancer() -> Balancer:
     """That of this proxy."""
-    return Balancer(ME, after_s=AFTER_S, pause_s=PAUSE_S, tolerance=0.2)
+    return Checked(ME, after_s=AFTER_S, pause_s=PAUSE_S, tolerance=0.2)
 
 
 def owned(*homes: str, **fields: object) -> list[OwnedState]:
@@ -376,7 +388,7 @@ def test_several_owners_that_know_little_come_to_a_balance(seed: int) -> None:
         {name: rng.choice((0.0, 1.0, 4.0, 30.0)) * MIB * is_written for name in names},
         {name: rng.choice(some) for name in names},
         {
-            each: Balancer(each, after_s=AFTER_S, pause_s=PAUSE_S, tolerance=0.2)
+            each: Checked(each, after_s=AFTER_S, pause_s=PAUSE_S, tolerance=0.2)
             for each in locations
         },
     )
@@ -404,3 +416,25 @@ def test_several_owners_that_know_little_come_to_a_balance(seed: int) -> None:
                 rate / len(locations) * 1.2 - MIB, written_here - cluster.rates[name] - MIB
             )
             assert not (has_too_much and helps), (location, name)
+
+
+def test_the_table_has_every_transition_that_there_is() -> None:
+    """Proxies come and go, logs too, and what the others publish is little or much."""
+    made = set[tuple[BalanceState, BalanceState]]()
+    for seed in range(50):
+        rng = random.Random(seed)
+        live = frozenset({ME, OTHER})
+        machine = Checked(ME, after_s=rng.choice([0.0, 10.0]), pause_s=PAUSE_S, tolerance=0.2)
+        for turn in range(60):
+            before = machine.state
+            if rng.random() < 0.2:
+                live = frozenset(rng.choice([{ME}, {OTHER}, {ME, OTHER}, {ME, OTHER, THIRD}]))
+            logs = owned(*rng.choices([ME, OTHER], k=rng.randrange(4)))
+            effects = look(machine, turn * 5.0, logs, live)
+            if any(isinstance(each, AskLoads) for each in effects):
+                load = rng.choice([EMPTY, ProxyLoad(logs=100, room=0, bytes_per_s=0)])
+                machine.handle(LoadsRead(now_s=turn * 5.0, loads={OTHER: load}))
+            made.add((before, machine.state))
+    assert {(one, other) for one, other in made if one is not other} == {
+        (before, after) for before, afters in TRANSITIONS.causes.items() for after in afters
+    }

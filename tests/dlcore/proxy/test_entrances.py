@@ -355,7 +355,7 @@ def test_a_call_that_ends_without_an_answer_is_in_the_audit_log(
     async def scenario(served: Proxies) -> None:
         client = await served.start(**settings)
         with monkeypatch.context() as patched:
-            patched.setattr(DirectNamespace, "create_log", fail)
+            patched.setattr(DirectNamespace, "_create_log", fail)
             status = await User(client, issuer.token()).status_of("DoAction/create", {"log": "x"})
         assert status == "UNKNOWN"
 

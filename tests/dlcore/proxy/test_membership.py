@@ -75,7 +75,7 @@ def test_one_that_cannot_vanish_goes_with_its_session(
         (logged,) = caplog.messages[-1:]
         assert "goes with the session: no answer; " in logged
 
-    monkeypatch.setattr("dlcore.log.metadata.store._RETRY_DELAYS_S", ())
+    monkeypatch.setattr("dlcore.metadata.one_node.RETRY_DELAYS_S", ())
     run(body())
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from dlcore.base.errors import LogNotReadyError
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.port import SessionState
 from dlcore.proxy import outages
 from dlcore.proxy.outages import Outages
@@ -18,6 +17,7 @@ from dlcore.proxy.service import FLIGHT
 from tests.fixtures.aio import run
 from tests.fixtures.memory_namespace import memory_cluster
 from tests.fixtures.served_proxies import Client, Proxies, with_proxies
+from tests.fixtures.simulated_store import SimulatedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,16 +46,16 @@ def listing(client: Client) -> Any:
 def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests wait for a session that is suspended, as those to ZooKeeper do; not for long."""
     monkeypatch.setattr(outages, "PATIENCE_S", 0.05)
-    ask = MemoryStore._request
+    ask = SimulatedStore._request
 
-    async def request(store: MemoryStore, *args: Any, **options: Any) -> Any:
+    async def request(store: SimulatedStore, *args: Any, **options: Any) -> Any:
         if store.session_state is SessionState.SUSPENDED:
             back = asyncio.Event()
             store.on_session(lambda _: back.set())
             await back.wait()
         return await ask(store, *args, **options)
 
-    monkeypatch.setattr(MemoryStore, "_request", request)
+    monkeypatch.setattr(SimulatedStore, "_request", request)
 
 
 async def refusal(call: Any) -> tuple[str, bool]:

@@ -18,6 +18,7 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.log.entries.batches import timed_rows
 from dlcore.log.writing.producers import Mark, Producers
 from dlcore.proxy.writing.owned_log import OwnedLog
 from tests.fixtures.aio import run, until
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.backends.direct.log import DirectLog
+    from dlcore.base.records import LogRecord
     from dlcore.log.writing.writer import DirectWriter
 
 LAST = DLSN(1, 7, 0)
@@ -41,6 +43,7 @@ class Writer:
     """Takes what it is given, unless it is paused or has `unwritten` records of others."""
 
     log_name = "clicks"
+    is_typed = False
 
     def __init__(self) -> None:
         self.last_txid = 5
@@ -49,6 +52,10 @@ class Writer:
         self.written: list[tuple[pa.RecordBatch, asyncio.Future[DLSN]]] = []
         self.flushes = 0
         self.pump = self.machine = self.report = self
+
+    async def fitted_latest(self, batch: pa.RecordBatch) -> pa.RecordBatch | LogRecord:
+        """Return a batch with transaction ids."""
+        return timed_rows(batch, now_ms=0, last_txid=self.last_txid)
 
     def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
         """Accept rows; return the future of their last position."""
@@ -241,7 +248,7 @@ def test_two_streams_of_a_producer_write_a_record_once() -> None:
                 await owned.accept(rows(b"a", b"b"), Mark(claim, 0))
             return batch
 
-        owned._fitted = slowly  # type: ignore[method-assign]
+        writer.fitted_latest = slowly  # type: ignore[method-assign]
         accepted = await owned.accept(rows(b"a", b"b", b"c"), Mark(claim, 0))
         assert [batch["value"].to_pylist() for batch, _ in writer.written] == [
             [b"a", b"b"],

@@ -15,8 +15,6 @@ from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import batch_of
 from dlcore.log.reading.entry_rows import StoredRows
-from dlcore.log.typed.arrow import columns_of
-from dlcore.log.typed.schema import LogSchema
 from dlcore.proxy.reading.rows import RowView
 from tests.dlcore.flight.test_sending import arrow_message
 
@@ -72,13 +70,12 @@ def test_any_rows_of_bytes(entries: list[list[bytes]], data: st.DataObject) -> N
 def test_rows_of_a_typed_log() -> None:
     """Its own columns; what is known of records only if it is named; by the schema known then."""
     columns = pa.schema([("city", pa.string())])
-    schema = LogSchema.first(columns_of(columns))
     rows = pa.record_batch([pa.array([3]), pa.array(["x"]), pa.array([1])], ["txid", "city", "new"])
     entries = [StoredRows(rows, place, 4) for place in PLACES]
-    whole = RowView("a", schema, None)
+    whole = RowView("a", columns, None)
     assert whole.schema.equals(columns)
     assert rows_of(whole, entries) == [{"city": "x"}, {"city": "x"}]
-    named = rows_of(RowView("a", schema, ["_log", "_dlsn", "city"]), entries[1:])
+    named = rows_of(RowView("a", columns, ["_log", "_dlsn", "city"]), entries[1:])
     dlsn = {"lssn": 2, "entry": 1, "slot": 4}
     assert named == [{"_log": "a", "_dlsn": dlsn, "city": "x"}]
 

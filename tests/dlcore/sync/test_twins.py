@@ -14,10 +14,10 @@ import pytest
 from dlcore import sync
 from dlcore.api.log import DistributedLogManager
 from dlcore.api.namespace import Namespace
-from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.log_range import LogRange
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.rows_reader import AsyncLogReader
+from dlcore.log.reading.watching import LogWatch
 from dlcore.log.staging.faces import StagedAppend, StagingWriter
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.log.writing.records_writer import AsyncLogWriter

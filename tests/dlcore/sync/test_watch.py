@@ -15,7 +15,7 @@ import pytest
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.errors import AlreadyClosedError, MetadataError
 from dlcore.log.metadata.names import LogChange, LogChangeKind
-from dlcore.log.metadata.watching import _BUCKETS_AT_ONCE
+from dlcore.log.reading.watching import _BUCKETS_AT_ONCE
 from dlcore.metadata.paths import bucket_of
 from tests.fixtures import aio
 from tests.fixtures.lateness import run_in_own_time
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.log.metadata.watching import LogWatch
+    from dlcore.log.reading.watching import LogWatch
     from dlcore.metadata.port import Versioned
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 

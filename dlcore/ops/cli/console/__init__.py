@@ -20,9 +20,8 @@ from dlcore.ops.cli.context import (
     proxy_token,
     run_async,
     run_direct,
-    wants_json,
 )
-from dlcore.ops.cli.output import show_json
+from dlcore.ops.cli.output import show_done
 
 if TYPE_CHECKING:
     import ssl
@@ -82,10 +81,7 @@ def console_command(
         async with await console.serve(host=host, port=port, tls=context) as server:
             scheme = "http" if context is None else "https"
             url = f"{scheme}://{address_of(host, server.port)}/#secret={console.secret}"
-            if wants_json():
-                show_json({"url": url})
-            else:
-                click.echo(f"console serving on {url}")
+            show_done(f"console serving on {url}", {"url": url})
             await stop.wait()
 
     async def serve_all(namespace: DirectNamespace) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -337,7 +337,7 @@ async def _events(reader: AsyncLogReader) -> AsyncGenerator[bytes, None]:
     try:
         while True:
             async with side_tasks() as tasks:
-                reading = tasks.start(_next(reader), name="reading for a stream of events")
+                reading = tasks.start(reader.read_batch(), name="reading for a stream of events")
                 while not (await asyncio.wait({reading}, timeout=KEEP_S))[0]:
                     yield answers.WAITING
             for records in _shown(reading.result(), is_typed=reader.is_typed):
@@ -346,7 +346,3 @@ async def _events(reader: AsyncLogReader) -> AsyncGenerator[bytes, None]:
         yield answers.event("end", None)
     except DLError as error:
         yield answers.event("failed", error_value(error))
-
-
-async def _next(reader: AsyncLogReader) -> Any:
-    return await reader.read_batch()

@@ -12,11 +12,12 @@ import json
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.backends.flight.planning import act
 from dlcore.base.background import side_tasks
 from dlcore.base.clock import steady_s
-from dlcore.base.config import LogSettings
 from dlcore.base.errors import DLError, EndOfStreamError, UnsupportedError
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.flight import actions
@@ -156,7 +157,7 @@ class Looking:
             return {
                 "status": values.status_value(await manager.status()),
                 "picture": values.picture_value(snapshot),
-                "settings": _settings_value(await manager.get_settings()),
+                "settings": msgspec.structs.asdict(await manager.get_settings()),
                 "columns": None
                 if schema is None
                 else [{"name": field.name, "type": str(field.type)} for field in schema],
@@ -175,10 +176,6 @@ class Looking:
             [(snapshot, min(each, snapshot.end)) for each in (*wanted, snapshot.end)]
         )
         return values.subscriber_values(positions, dict(zip(positions, places, strict=True)), end)
-
-
-def _settings_value(settings: LogSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in LogSettings.__struct_fields__}
 
 
 RECORDS_MAX = 100

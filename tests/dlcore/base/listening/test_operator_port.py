@@ -21,10 +21,10 @@ from dlcore.base.listening.operator_port import (
     operator_port,
 )
 from dlcore.base.metrics import counter
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.operated import METRICS as METADATA_METRICS, session_check, source_of
 from tests.fixtures.aio import run
 from tests.fixtures.certificates import Authority
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -80,7 +80,7 @@ class Server:
 @asynccontextmanager
 async def served() -> AsyncGenerator[tuple[Server, Any]]:
     """A server and a function that gets a path: the status and the answer's JSON, or text."""
-    store = MemoryTree().connect()
+    store = SimulatedTree().connect()
     server = Server(store)
     async with (
         operator_port(Options(), server.operated(), None) as opened,
@@ -175,7 +175,7 @@ def test_closing_ends_a_trial() -> None:
     """Nothing is left behind, also if callers wait."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         server = Server(store, hangs=True)
         async with operator_port(Options(), server.operated(), None) as opened:
             assert opened is not None
@@ -193,7 +193,7 @@ def test_without_an_address_there_is_no_port() -> None:
     """That is the default."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         server = Server(store)
         async with operator_port(Options(http_address=""), server.operated(), None) as opened:
             assert opened is None
@@ -210,7 +210,7 @@ def test_tls_as_configured(tmp_path: Path, mode: str, lets_in: bool) -> None:
     bare = type(own)(ca=own.ca)
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         tls = TlsInUse(own)
         options = Options(http_tls=mode)
         async with (
@@ -236,7 +236,7 @@ def test_the_checks_of_session_and_certificates(tmp_path: Path) -> None:
     """They hold while the session is connected and until the first certificate expires."""
 
     async def scenario() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         check = session_check(store)
         assert check() is None
         store.disconnect()

@@ -21,7 +21,6 @@ import pytest
 from msgspec.structs import replace as changed
 
 from dlcore.base.config import LogSettings
-from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.values import (
     Chunk,
     LogHead,
@@ -31,8 +30,8 @@ from dlcore.log.metadata.values import (
     StoredSettings,
 )
 from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.log.upkeep.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.metadata.binding import read_binding
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Versioned
 from dlcore.metadata.stored import decode, encode
@@ -51,6 +50,7 @@ from tests.fixtures.memory_namespace import (
     read_all,
     record,
 )
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ HEADER = ExportHeader(
 )
 
 
-class KeptTree(MemoryTree):
+class KeptTree(SimulatedTree):
     """A tree that keeps what it was after each transaction, by the transaction's number."""
 
     def __init__(self) -> None:

@@ -16,7 +16,6 @@ from dlcore.base.errors import ConfigurationError, CorruptMetadataError, Metadat
 from dlcore.base.features import own_release
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import Restored, ensure_namespace, finalize_features, read_binding
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import ANY_VERSION, Put, Versioned
 from dlcore.metadata.stored import decode
@@ -31,6 +30,7 @@ from dlcore.ops.backup.importing import (
 from tests.fixtures.aio import run
 from tests.fixtures.memory_namespace import ManualClock, memory_cluster, record
 from tests.fixtures.metadata_backend import Backend, backend, play
+from tests.fixtures.simulated_store import SimulatedTree
 
 if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
@@ -107,7 +107,7 @@ def test_finalized_features_come_along() -> None:
     """The binding that has them is of another layout."""
 
     async def main() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create("/t")
         paths, other = await made(store, "/t"), NamespacePaths("/u")
         bound = await finalize_features(store, paths, own_release().features)
@@ -124,7 +124,7 @@ def test_only_into_nothing() -> None:
     """Refused: a namespace, nodes of others, and an export of something else."""
 
     async def main() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create("/t")
         paths = await made(store, "/t")
         export, _ = await export_namespace(store, paths, CLOCK)
@@ -143,7 +143,7 @@ def test_an_interrupted_import_begins_again() -> None:
     """Before the end there is no namespace; the next import removes what the first one made."""
 
     async def main() -> None:
-        tree = MemoryTree()
+        tree = SimulatedTree()
         store = tree.connect()
         await store.create("/t")
         export, _ = await export_namespace(store, await made(store, "/t"), CLOCK)
@@ -165,7 +165,7 @@ def test_a_server_that_does_not_number_its_transactions() -> None:
     """No export is better than one of several moments."""
 
     async def main() -> None:
-        store = MemoryTree().connect()
+        store = SimulatedTree().connect()
         await store.create("/t")
         paths = await made(store, "/t")
         get_many = store.get_many

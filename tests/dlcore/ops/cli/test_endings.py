@@ -236,10 +236,10 @@ class World:
         await store.aclose()
 
 
-def in_bash(script: str, uri: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with `dlog` in it; it may not take long."""
+def in_bash(dlog: str, script: str, uri: str) -> subprocess.CompletedProcess[str]:
+    """Run a script whose `dlog` is this command; it may not take long."""
     return subprocess.run(
-        ["bash", "-c", f'dlog() {{ {DLOG} "$@"; }}; {script}'],
+        ["bash", "-c", f'dlog() {{ {dlog} "$@"; }}; {script}'],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -288,19 +288,24 @@ def test_outputs_that_are_gone(sandbox: Sandbox, tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_reader_that_leaves_in_the_middle(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_reader_that_leaves_in_the_middle(
+    sandbox: Sandbox, dlog_program: Path, tmp_path: Path
+) -> None:
     """As `head` does; and a command that has no output and no input at all."""
     log = World(sandbox, tmp_path).name("long")
     path = tmp_path / "records"
     path.write_bytes((b"x" * 200 + b"\n") * 5000)
-    made = in_bash(f"dlog log create {log} && dlog log write {log} --file {path}", sandbox.uri)
+    forked = shlex.quote(str(dlog_program))
+    script = f"dlog log create {log} && dlog log write {log} --file {path}"
+    made = in_bash(forked, script, sandbox.uri)
     assert made.returncode == 0, made.stderr
     for command in (f"log dump {log} --raw", f"log tail {log} -n 5000 --json"):
-        done = in_bash(f"dlog {command} | head -n 1; exit ${{PIPESTATUS[0]}}", sandbox.uri)
+        script = f"dlog {command} | head -n 1; exit ${{PIPESTATUS[0]}}"
+        done = in_bash(forked, script, sandbox.uri)
         assert done.returncode == EXIT_FAILED
         assert done.stderr == ""
         assert len(done.stdout.splitlines()) == 1
-    assert in_bash("dlog log list >&- <&-", sandbox.uri).returncode in (0, EXIT_FAILED)
+    assert in_bash(DLOG, "dlog log list >&- <&-", sandbox.uri).returncode in (0, EXIT_FAILED)
 
 
 @pytest.mark.integration

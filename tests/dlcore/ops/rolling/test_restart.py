@@ -9,6 +9,8 @@ from dlcore.base.machines import CallFailed, Ended
 from dlcore.ops.rolling.restart import (
     LOOK_S,
     Drain,
+    Effect,
+    Event,
     Look,
     Member,
     Restarted,
@@ -28,9 +30,19 @@ ALL = (PROXY, TWO, ONE)
 WELL = {"one": "1", "two": "1", PROXY.name: "s1"}
 
 
+class Checked(RollingRestart):
+    """A machine that is validated after each event."""
+
+    def handle(self, event: Event) -> Effect:
+        """Take an event."""
+        effect = super().handle(event)
+        self.validate()
+        return effect
+
+
 def machine(*chosen: Member, patience_s: float = 10.0) -> RollingRestart:
     """Return a machine that begins at 0, and has looked once."""
-    made = RollingRestart(ALL, chosen, patience_s=patience_s, now_s=0.0)
+    made = Checked(ALL, chosen, patience_s=patience_s, now_s=0.0)
     assert made.handle(Signal.BEGIN) == Look(0.0)
     return made
 

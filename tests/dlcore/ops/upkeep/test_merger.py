@@ -17,8 +17,8 @@ from dlcore.base.errors import DLError, LogNotFoundError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.log.metadata.values import Chunk, LogHead, SegmentEnd, StagedLedger
+from dlcore.log.upkeep.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.metadata.stored import decode
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merger import LogMerger
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.staging.writer import DirectStagingWriter
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 CONFIG = LogConfig(
     quorum=QuorumConfig(), lock_timeout_s=0, entry_bytes=64 * 1024, segment_bytes_max=60_000
@@ -90,7 +90,7 @@ class Scene:
         self._processes += 1
         name = self.merging_name = f"merging-{self._processes}"
 
-        def wrap(store: MemoryStore) -> MetadataStore:
+        def wrap(store: SimulatedStore) -> MetadataStore:
             self.store = InterruptedStore(store)
             return cast("MetadataStore", self.store)
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from dlcore.base.errors import LedgerReadError
-from dlcore.log.metadata.staged import drop_merged
+from dlcore.log.upkeep.staged import drop_merged
 from tests.dlcore.ops.upkeep.test_tierer import TierScene, check_objects, on_tier_scene, tidy
 from tests.fixtures.memory_objects import MemoryObjects
 

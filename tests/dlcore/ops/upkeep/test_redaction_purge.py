@@ -18,7 +18,7 @@ from dlcore.base.errors import (
 from dlcore.ledger.metadata.values import BookieCookie, Erased, Erasure
 from dlcore.log.cold.delta_format import before_last_checkpoint
 from dlcore.log.metadata import redactions
-from dlcore.log.metadata.staged import list_staged, settle
+from dlcore.log.upkeep.staged import list_staged, settle
 from dlcore.metadata.stored import decode, encode
 from dlcore.ops.upkeep.redaction_purge import Purger
 from dlcore.ops.upkeep.tierer import LogTierer

@@ -21,8 +21,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.features import REDACTION
 from dlcore.log.metadata.redactions import digest_of
-from dlcore.log.metadata.staged import drop_merged, list_staged, settle
 from dlcore.log.upkeep.forks import fork_log
+from dlcore.log.upkeep.staged import drop_merged, list_staged, settle
 from dlcore.log.writing.producers import Producers
 from dlcore.metadata import binding
 from dlcore.ops.upkeep import redactor as redactor_module
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
+    from tests.fixtures.simulated_store import SimulatedStore
 
 NEEDLE = "needle-of-42"
 WHERE = "user_id = 42"
@@ -197,7 +197,7 @@ class CrashError(BaseException):
 class DyingStore:
     """Ends the process at its `at`th change of the metadata, before or after it is made."""
 
-    def __init__(self, store: MemoryStore, at: int) -> None:
+    def __init__(self, store: SimulatedStore, at: int) -> None:
         self._store = store
         self._left = at
         self.has_died = False
@@ -231,7 +231,7 @@ def test_the_command_goes_on_after_a_crash_at_any_change() -> None:
             await scene.start()
             before = await scene.read()
 
-            def wrap(store: MemoryStore) -> MetadataStore:
+            def wrap(store: SimulatedStore) -> MetadataStore:
                 return cast("MetadataStore", DyingStore(store, at))
 
             dying = await cluster.open("dying", config=WRITING, wrap=wrap)

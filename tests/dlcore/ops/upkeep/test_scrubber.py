@@ -9,7 +9,7 @@ import pytest
 
 from dlcore.base.errors import LedgerReadError, ObjectStoreError
 from dlcore.ledger.metadata.values import LedgerMetadata
-from dlcore.log.metadata.staged import drop_merged
+from dlcore.log.upkeep.staged import drop_merged
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 from dlcore.ops.autorecovery.listing import RepairList

@@ -21,7 +21,7 @@ from dlcore.ledger.metadata.values import LedgerMetadata
 from dlcore.log.cold import parquet, reading
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.metadata.changes import Change
-from dlcore.log.metadata.staged import drop_merged, list_staged, settle
+from dlcore.log.upkeep.staged import drop_merged, list_staged, settle
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import decode, encode
 from dlcore.ops.upkeep.config import UpkeepConfig

@@ -219,7 +219,7 @@ def test_a_sweep_removes_what_no_log_needs() -> None:
         clock.current_ms += 600_000
         await upkeep.sweep()
         assert await context.store.get(record) is None
-        assert await sweep_commits(context, before_ms=clock.current_ms) == 0
+        assert await sweep_commits(context.store, context.paths, before_ms=clock.current_ms) == 0
         assert len(await read_all(scene.log)) > 0
 
     on_scene(body, appends=60)

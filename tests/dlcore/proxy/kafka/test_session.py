@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kio.serial import entity_reader
@@ -15,6 +15,7 @@ from dlcore.proxy.kafka.session import (
     UNKNOWN_BYTES_MAX,
     Close,
     Effect,
+    Event,
     KafkaSession,
     Perform,
     Performed,
@@ -29,6 +30,9 @@ from dlcore.proxy.kafka.session import (
     token_of,
 )
 from tests.dlcore.proxy.kafka.test_messages import filled, frame_of, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PLAIN = b"\0any name\0a.b.c"
 
@@ -61,14 +65,24 @@ def body_of(effect: Effect, call: int, version: int) -> Any:
     return body
 
 
+class Checked(KafkaSession):
+    """A session that is validated after each event."""
+
+    def handle(self, event: Event) -> Sequence[Effect]:
+        """Take an event."""
+        effects = super().handle(event)
+        self.validate()
+        return effects
+
+
 def known() -> KafkaSession:
     """Return the session of a client that needs no proof."""
-    return KafkaSession(is_known=True, checks_tokens=True, produce_bytes_max=2**20)
+    return Checked(is_known=True, checks_tokens=True, produce_bytes_max=2**20)
 
 
 def unknown(*, checks_tokens: bool = True) -> KafkaSession:
     """Return the session of a client that does."""
-    return KafkaSession(is_known=False, checks_tokens=checks_tokens, produce_bytes_max=2**20)
+    return Checked(is_known=False, checks_tokens=checks_tokens, produce_bytes_max=2**20)
 
 
 def chosen(mechanism: str = "PLAIN") -> KafkaSession:

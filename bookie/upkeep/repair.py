@@ -18,7 +18,8 @@ from dlcore.ledger.metadata.values import LedgerState, write_set
 from dlcore.wire.frames import decode_frame
 
 if TYPE_CHECKING:
-    from bookie.storage.ledger_storage import LedgerStorage
+    from bookie.files.damage import DamageLog
+    from bookie.storage.writes import Writes
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.wire.port import BookieClient
@@ -35,6 +36,8 @@ class Repairer:
     """Repairs the damaged entries of one storage for as long as `run` runs.
 
     Args:
+        writes: writes of the storage.
+        damage: its damaged entries.
         bookie: owner of the storage; it is not asked for its own entries.
         ledgers: metadata of ledgers, which names the other holders; stays the caller's.
         client: reads from the other bookies; stays the caller's.
@@ -42,14 +45,15 @@ class Repairer:
 
     def __init__(
         self,
-        storage: LedgerStorage,
+        writes: Writes,
+        damage: DamageLog,
         *,
         bookie: BookieId,
         ledgers: LedgerStore,
         client: BookieClient,
     ) -> None:
-        self._writes = storage.writes
-        self._damage = storage.core.damage
+        self._writes = writes
+        self._damage = damage
         self._bookie = bookie
         self._ledgers = ledgers
         self._client = client

@@ -14,8 +14,8 @@ from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
 from dlcore.log.metadata.names import KnownNames, LogChange
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogHead
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode_or_tell
 

@@ -38,8 +38,8 @@ from dlcore.base.html_tables import ShownFields
 from dlcore.base.isolating import Troubles
 from dlcore.ledger.metadata.values import COLD_LAYOUT, LedgerMetadata, LedgerState
 from dlcore.log.metadata.nodes import StagedNode, decode_node, release
-from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import StagedLedger
+from dlcore.metadata.one_node import persistently
 from dlcore.metadata.paths import is_number
 from dlcore.metadata.port import UNANSWERED, Check, Create, Delete, Op
 from dlcore.metadata.stored import encode
