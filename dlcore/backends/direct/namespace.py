@@ -137,12 +137,9 @@ class DirectOpenedNamespace(OpenedNamespace):
             steps.push_async_callback(self.staging_owner.aclose)
             steps.callback(self.followers.close)
             steps.push_async_callback(self.log_context.tidier.aclose)
-            await self._abandon_open_objects()
-
-    async def _abandon_open_objects(self) -> None:
-        """Abandon all at once, because each takes a while without a metadata store."""
-        opened = self.log_context.open_objects
-        await all_of(*(each.abandon("its namespace was closed") for each in opened))
+            # All at once, because each takes a while without a metadata store.
+            opened = self.log_context.open_objects
+            await all_of(*(each.abandon("its namespace was closed") for each in opened))
 
 
 class DirectPlanning(DirectOpenedNamespace, ScanPlanning):
