@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from dlcore.backends.direct.log import DirectLog
+from dlcore.backends.direct.namespace import create_identified
 from dlcore.base.access.rights import Rule
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
@@ -270,8 +271,8 @@ class Actions:
     async def _create(self, request: CreateRequest) -> NoAnswer:
         schema = None if request.schema is None else parse_schema(request.schema)
         settings = LogSettings().changed(request.settings)
-        await self._namespace.create_identified(
-            request.log, log_id=request.log_id, settings=settings, schema=schema
+        await create_identified(
+            self._namespace, request.log, log_id=request.log_id, settings=settings, schema=schema
         )
         return NoAnswer()
 

@@ -201,8 +201,9 @@ def test_rules_of_access_are_added_and_removed(way: Way) -> None:
 
 
 def test_the_cluster_is_seen_directly(way: Way) -> None:
-    """Bookies and ledgers, this client's work, and its metrics."""
+    """Bookies and ledgers, this client's work, and its metrics; proxies also through themselves."""
     namespace, log = way.namespace, way.new_log(1)
+    assert len(namespace.get_proxies()) == way.has_proxies
     with way.only_directly():
         assert len(namespace.get_bookies()) >= 3
     with way.only_directly():
@@ -212,6 +213,8 @@ def test_the_cluster_is_seen_directly(way: Way) -> None:
         assert set(namespace.list_ledgers(first=ledger_id, count=1)) == {ledger_id}
         with pytest.raises(LedgerNotFoundError):
             namespace.get_ledger(2**40)
+    with log.open_writer() as writer:  # the records before came through another client
+        writer.write(LogRecord(2, b"2"))
     with way.only_directly():
         assert namespace.get_statistics().entries_written > 0
     with way.only_directly():

@@ -411,16 +411,6 @@ class DirectNamespace(
         super().__init__(uri, ports, context, keys)
         self._cluster_settings = cluster_settings
 
-    async def create_identified(
-        self, name: str, *, log_id: str | None, settings: LogSettings, schema: Any
-    ) -> None:
-        """Create a log with the id that a client chose, or with a new one.
-
-        A proxy calls it.  By the id it knows the request of a client that repeats it.
-        """
-        name, first = validate_log_name(name), first_schema(schema)
-        await self._create_log(name, config=None, settings=settings, schema=first, log_id=log_id)
-
     @override
     async def _create_log(
         self,
@@ -597,3 +587,14 @@ async def open_namespace(
         encryption_keys=ring,
         cluster_settings=ClusterSettingsStore(store, paths),
     )
+
+
+async def create_identified(
+    namespace: DirectNamespace, name: str, *, log_id: str | None, settings: LogSettings, schema: Any
+) -> None:
+    """Create a log with the id that a client chose, or with a new one.
+
+    A proxy calls it.  By the id it knows the request of a client that repeats it.
+    """
+    name, first = validate_log_name(name), first_schema(schema)
+    await namespace._create_log(name, config=None, settings=settings, schema=first, log_id=log_id)

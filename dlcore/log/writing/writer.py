@@ -435,17 +435,6 @@ class DirectWriter(AsyncLogWriter):
             return self.last_dlsn
         return await self.pump.answer(barrier)
 
-    async def find_last(self) -> DLSN | None:
-        """Flush, and return the position of the log's last record.  Raises: as `commit`."""
-        while True:
-            await self.flush()
-            # An append or a truncation may change the log during the read: then read again.
-            log = self.machine.log
-            at = log.at
-            last = None if log.end else await find_last_dlsn(self._context, self._log)
-            if at is log.at:
-                return self.last_dlsn if log.end else last
-
     @override
     async def commit(self) -> DLSN | None:
         last = await self.flush()
@@ -560,3 +549,15 @@ class DirectWriter(AsyncLogWriter):
                 text,
             )
         left_open.discard(self)  # report it once
+
+
+async def find_last(writer: DirectWriter) -> DLSN | None:
+    """Flush, and return the position of the log's last record.  Raises: as `commit`."""
+    while True:
+        await writer.flush()
+        # An append or a truncation may change the log during the read: then read again.
+        log = writer.machine.log
+        at = log.at
+        last = None if log.end else await find_last_dlsn(writer._context, writer._log)
+        if at is log.at:
+            return writer.last_dlsn if log.end else last
