@@ -55,7 +55,8 @@ async def copy_log(
     Raises:
         AlreadyTruncatedError: records after the copied ones were truncated since.
         TransactionIdOutOfOrderError: the target has a higher transaction id than the next record.
-        ConfigurationError: the target is the source.
+        ConfigurationError: the target is the source, or the source has fewer records than were
+            copied of it.
         LogRenamedError: the name belongs to another log now; a call with the target's new name
             continues.
     """
