@@ -123,7 +123,8 @@ async def _next_batches(
         )
     if place.sequence_id < done:
         raise ConfigurationError(
-            f"log {source.name!r} has {place.sequence_id} records, and {done} were copied of it"
+            f"log {source.name!r} has {place.sequence_id} records, expected at least the {done} "
+            "that were copied of it; if it was replaced or restored, copy it into a new log"
         )
     batches: list[pa.RecordBatch] = []
     size_bytes = 0
