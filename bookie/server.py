@@ -318,7 +318,7 @@ class BookieServer(AsyncClosing):
             is_read_only=self.storage.status.state is StorageState.READ_ONLY,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
-        # What is finalized from now on was asked of this bookie, too.
+        # An upgrade that is finalized from now on has asked this bookie, too.
         await read_binding(self._place.store, self._place.paths, fresh=True)
 
         async def report_space() -> None:
