@@ -118,6 +118,7 @@ class BookieServer(AsyncClosing):
         Raises:
             ConfigurationError: the data folder is in use or another bookie's, the port is taken.
             BookieStorageError: data that was acknowledged may be damaged or missing.
+            MetadataError: the metadata store did not answer.
         """
         server = cls(config, store=store, clock=clock)
         try:
@@ -204,8 +205,8 @@ class BookieServer(AsyncClosing):
             )
         except OSError as error:
             raise ConfigurationError(
-                f"cannot listen on host={config.host!r} port={config.port}: the port is taken, or "
-                "the host is no address of this machine"
+                f"cannot listen on host={config.host!r} port={config.port}: {error}; expected a "
+                "free port, and an address of this machine"
             ) from error
         host = config.advertised_host or config.host
         port = config.advertised_port or server.sockets[0].getsockname()[1]
@@ -317,7 +318,7 @@ class BookieServer(AsyncClosing):
             is_read_only=self.storage.status.state is StorageState.READ_ONLY,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
-        # What is finalized from now on was asked of this bookie, too.
+        # An upgrade that is finalized from now on has asked this bookie, too.
         await read_binding(self._place.store, self._place.paths, fresh=True)
 
         async def report_space() -> None:

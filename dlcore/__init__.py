@@ -1,7 +1,7 @@
 """A replicated log service: namespaces of logs, written and read from asyncio.
 
 `dlcore.sync` is the blocking API with the same names.  Importing this package loads neither kazoo
-nor pyarrow; opening a namespace does.
+nor pyarrow.  Opening a namespace loads pyarrow, and kazoo if it is directly over ZooKeeper.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _HEAVY = {
     "open_namespace": "dlcore.backends.opening",
     "scan": "dlcore.backends.scanning",
 }
-"""Names whose modules load pyarrow; imported at first use."""
+"""Names that are imported at first use; most of their modules load pyarrow."""
 
 
 def __getattr__(name: str) -> Any:

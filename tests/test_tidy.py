@@ -7,7 +7,9 @@ file that is written by hand; the limits are in constants here and nowhere else.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -258,6 +260,42 @@ def is_import_module(node: ast.Call) -> bool:
 def test_docstrings_name_their_subjects(facts: dict[str, Facts]) -> None:
     """A sentence says first what it is about, and a client is no person."""
     assert not [found for each in facts.values() for found in each.dark_sentences]
+
+
+def test_comments_name_their_subjects(sources: dict[str, str]) -> None:
+    """In the product, as docstrings do."""
+    assert not [
+        f"{name}:{line}: {found}"
+        for name, source in sources.items()
+        if is_product(name)
+        for line, text in comments_of(source)
+        for found in LATE_SUBJECT.findall(text)
+    ]
+
+
+def comments_of(source: str) -> list[tuple[int, str]]:
+    """Return the comments of a file with their first lines, wrapped ones joined."""
+    found: list[tuple[int, str]] = []
+    followed = (0, 0)  # the place of the next line of the latest comment
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        (line, column), text = token.start, token.string.lstrip("#").strip()
+        if token.line[:column].strip():
+            found.append((line, text))
+            continue
+        if followed == token.start:
+            first, before = found.pop()
+            line, text = first, f"{before} {text}"
+        found.append((line, text))
+        followed = (token.start[0] + 1, column)
+    return found
+
+
+def test_a_wrapped_comment_is_one_text() -> None:
+    """A line that goes on begins no sentence; the end of a line of code does."""
+    source = "a = 1\n# Ends of\n# What it holds.\nb = 2  # Of these\n# So it is\n"
+    assert comments_of(source) == [(2, "Ends of What it holds."), (4, "Of these"), (5, "So it is")]
 
 
 def docstrings_of(nodes: list[ast.AST]) -> list[tuple[int, str]]:

@@ -195,7 +195,7 @@ class GivenIds:
                 wanted.setdefault(each.ledger_id, []).append(each)
         if wanted:
             ledgers = await self._ledgers.read_many([*wanted], fresh=True)
-            # What was forgotten meanwhile may be deleted since.
+            # Ledgers that were forgotten meanwhile may be deleted since.
             for ledger_id in wanted.keys() - self._just_forgotten:
                 found |= {each: _refusal(each, ledgers) for each in wanted[ledger_id]}
         return {each: found[each] for each in asked if each in found}

@@ -48,8 +48,8 @@ class Registrar:
     Args:
         store: the session that owns the ephemeral nodes.
         rack: the bookie's failure domain.
-        on_conflict: called once if another process took over this bookie's registration, or if the
-            bookie was decommissioned.
+        on_conflict: called once if another process took over this bookie's registration, if the
+            bookie was decommissioned, or if a defect ended the registration.
     """
 
     def __init__(
@@ -124,8 +124,9 @@ class Registrar:
                 self._tasks.start(self._call(effect), name="bookie-registrar")
             case RetryLater(after_s, error):
                 logger.warning(
-                    "not registered bookie=%s: %s; to do: see to ZooKeeper; until then no client "
-                    "uses this bookie, which tries again",
+                    "registration of bookie=%s could not be read or changed: %s; to do: see that "
+                    "ZooKeeper answers; dlog tries again; if the node is gone, no client uses the "
+                    "bookie until then",
                     self._machine.announced.bookie,
                     error,
                 )

@@ -237,6 +237,6 @@ def check_range(first_entry_id: int, last_entry_id: int, *, stride: int, bytes_m
     if stride < 1 or bytes_max < 1 or last_entry_id < first_entry_id:
         raise BadRequestError(
             f"entries {first_entry_id} to {last_entry_id}, stride={stride} "
-            f"bytes_max={bytes_max}: expected first <= last, and both >= 1"
+            f"bytes_max={bytes_max}: expected first <= last, stride >= 1, bytes_max >= 1"
         )
     return range(first_entry_id, last_entry_id + 1, stride)

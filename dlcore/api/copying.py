@@ -55,7 +55,8 @@ async def copy_log(
     Raises:
         AlreadyTruncatedError: records after the copied ones were truncated since.
         TransactionIdOutOfOrderError: the target has a higher transaction id than the next record.
-        ConfigurationError: the target is the source.
+        ConfigurationError: the target is the source, or the source has fewer records than were
+            copied of it.
         LogRenamedError: the name belongs to another log now; a call with the target's new name
             continues.
     """
@@ -122,7 +123,8 @@ async def _next_batches(
         )
     if place.sequence_id < done:
         raise ConfigurationError(
-            f"log {source.name!r} has {place.sequence_id} records, and {done} were copied of it"
+            f"log {source.name!r} has {place.sequence_id} records, expected at least the {done} "
+            "that were copied of it; if it was replaced or restored, copy it into a new log"
         )
     batches: list[pa.RecordBatch] = []
     size_bytes = 0

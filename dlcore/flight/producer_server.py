@@ -153,7 +153,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """Event: an accepted batch was not written; it may be in the log or not."""
+    """Event: it is not known whether an accepted batch is in the log."""
 
     error: DLError
 

@@ -50,7 +50,10 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     def __post_init__(self) -> None:
         given = [self.dlsn, self.txid, self.time, self.sequence_id, self.latest or None]
         if sum(each is not None for each in given) != 1:
-            raise ConfigurationError("expected one of dlsn, txid, time, sequence_id and latest")
+            raise ConfigurationError(
+                f"position {msgspec.json.encode(self).decode()}: expected one of dlsn, txid, time, "
+                "sequence_id and latest"
+            )
         if self.dlsn is not None:
             DLSN.parse(self.dlsn)
 
@@ -101,7 +104,10 @@ class Ticket(
             raise ConfigurationError(f"format={self.format}: expected {FORMAT}")
         validate_log_name(self.log)
         if self.follow and self.end is not None and self.end.dlsn is None:
-            raise ConfigurationError("with follow, expected no end, or an end that is a dlsn")
+            raise ConfigurationError(
+                "with follow, expected no end, or an end that is a dlsn, not "
+                f"{msgspec.json.encode(self.end).decode()}"
+            )
 
     def encode(self) -> bytes:
         """Return the ticket as clients send it."""

@@ -1,7 +1,7 @@
 """A tree of small versioned nodes and its transactions, in ZooKeeper's terms; pure.
 
-The same transactions in the same order give the same result in a copy of the tree.  Servers that
-follow a leader use this.
+The same transactions in the same order give the same result in a copy of the tree.  The memory
+store uses this for servers that lag behind, and `dlog metadata serve` to replay its database.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class ProxyServer(AsyncClosing):
 async def _join(membership: Membership, ports: NamespacePorts) -> None:
     """Join the live proxies, with all features of the cluster."""
     await membership.join()
-    # What is finalized from now on was asked of this proxy, too.
+    # An upgrade that is finalized from now on has asked this proxy, too.
     await read_binding(ports.store, ports.paths, fresh=True)
 
 

@@ -19,7 +19,7 @@ from dlcore.flight.producer_server import (
     StreamAcks,
 )
 from dlcore.log.writing.producers import Producers
-from dlcore.log.writing.writer import DirectWriter, find_last
+from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.ring import Fetched, Ring, RingBudget, RingReader, Run
 from dlcore.proxy.reading.rows import RowView
@@ -158,7 +158,7 @@ def conditions_are_not_looked_at() -> Iterator[None]:
     async def anywhere(
         self: OwnedLog, batch: pa.RecordBatch, _: DLSN | None, mark: Mark | None = None
     ) -> Accepted:
-        return await accept_if(self, batch, await find_last(self.writer), mark)
+        return await accept_if(self, batch, await self.writer.find_last(), mark)
 
     with patch.object(OwnedLog, "accept_if", anywhere):
         yield

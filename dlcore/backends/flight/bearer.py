@@ -71,7 +71,10 @@ class Bearer:
                 f"the function that returns tokens failed: {error!r}"
             ) from error
         if not isinstance(token, str) or not token or not token.isascii() or " " in token:
-            raise UnauthenticatedError("a token that is empty, or has other than ASCII letters")
+            raise UnauthenticatedError(
+                "a token that is empty, or has blanks or other than ASCII characters: expected a "
+                "token as its issuer gave it"
+            )
         if not token.isprintable():
             raise UnauthenticatedError("a token with control characters, such as an end of line")
         now_s, expires_at = wall_s(), _expiry_of(token)

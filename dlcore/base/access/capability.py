@@ -294,7 +294,10 @@ def _require_signature(verify: Callable[[bytes, bytes], None], token: bytes) -> 
     try:
         verify(token[-_SIGNATURE_BYTES:], _CONTEXT + token[:-_SIGNATURE_BYTES])
     except InvalidSignature as error:
-        raise AccessDeniedError("its signature is wrong") from error
+        key_id, _ = _head_of(token)
+        raise AccessDeniedError(
+            f"its signature is wrong: expected that of the key {key_id.hex()}"
+        ) from error
 
 
 KEPT_MAX = 64

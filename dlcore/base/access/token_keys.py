@@ -42,7 +42,8 @@ def _discovered(issuer: str) -> str:
     """Return the URL of the keys of an issuer, by OpenID Connect Discovery.  Raises: ValueError."""
     found = json.loads(fetch(f"{issuer.rstrip('/')}/.well-known/openid-configuration"))
     if not isinstance(found, dict) or found.get("issuer") != issuer:
-        raise ValueError("its discovery document is not of this issuer")
+        named = found.get("issuer") if isinstance(found, dict) else found
+        raise ValueError(f"its discovery document is of issuer={named!r}, expected {issuer!r}")
     where = found.get("jwks_uri")
     if not isinstance(where, str) or not where.startswith("https://"):
         raise ValueError(f"its discovery document has jwks_uri={where!r}: expected an https:// URL")

@@ -302,7 +302,7 @@ class DeltaTables:
             now_ms=now_ms,
             data_change=data_change,
         )
-        # Of two commits after the same version one finds the other's file, and fails.
+        # If two commits follow the same version, one finds the other's file, and fails.
         name = name_of(self._version + 1)
         await self._objects.put_new(f"{self.url}/{DELTA.folder}/{name}", data)
 

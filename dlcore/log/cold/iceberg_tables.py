@@ -441,7 +441,7 @@ class IcebergTables:
             **found,
         )
 
-    # What is old
+    # Old snapshots
 
     async def tidy(self) -> None:
         """Remove old snapshots, and delete what only they had, but for data files.

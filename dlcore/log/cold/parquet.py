@@ -178,7 +178,7 @@ class ObjectEncoder:
                 self._sink,
                 self._written,
                 compression="zstd",
-                # Of numbers, dictionaries would make equal what only compares equal.
+                # Dictionaries of numbers would make equal what only compares equal.
                 use_dictionary=["_lssn", *texts],
                 column_encoding=dict.fromkeys(POSITIONS.names[1:], "DELTA_BINARY_PACKED"),
                 write_statistics=[*POSITIONS.names, *(columns.names if schema_id else ())],

@@ -42,7 +42,10 @@ class ReadStart:
     def __post_init__(self) -> None:
         given = (self.dlsn, self.txid, self.timestamp_ms)
         if sum(value is not None for value in given) > 1:
-            raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
+            raise ConfigurationError(
+                f"dlsn={self.dlsn} txid={self.txid} timestamp_ms={self.timestamp_ms}: expected one "
+                "of them, not several"
+            )
         for field, kind in (("dlsn", DLSN), ("txid", int), ("timestamp_ms", int)):
             if (value := getattr(self, field)) is not None:
                 require_kind(field, value, kind)

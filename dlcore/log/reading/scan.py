@@ -206,7 +206,10 @@ class ScanRange(ShownFields):
 
 
 def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[ExtentView, ...]:
-    """Return the entries that hold records of [start, end), two positions of one segment."""
+    """Return the extents, clipped to the entries that hold records of [start, end).
+
+    Both are positions of one segment.
+    """
     end_entry_id = end.entry_id + (1 if end.slot_id > 0 else 0)
     low = bisect_right(extents, start.entry_id, key=lambda extent: extent.end_entry_id)
     high = bisect_left(extents, end_entry_id, key=lambda extent: extent.base_entry_id)
@@ -306,7 +309,7 @@ class LogSnapshot:
         return self.first <= dlsn < self.end
 
     def is_truncated_before(self, dlsn: DLSN) -> bool:
-        """Return whether records at `dlsn` or after it were truncated away."""
+        """Return whether records from `dlsn` on were truncated."""
         return dlsn < self.first
 
     @property

@@ -697,8 +697,8 @@ class LogTail(Machine[TailState]):
 
     def _open_next(self, step: ReadExtent, fetched_entry_id: int) -> list[Effect]:
         """Open the extent after `step`, if it is known and final, and `step` is nearly read."""
-        # So the first chunk of the next extent is here in time: between small extents the reader
-        # would wait for a round trip each.
+        # The first chunk of the next extent is then here in time: else the reader would wait for a
+        # round trip between any two small extents.
         assert step.last_entry_id is not None
         entry_bytes = step.extent.size_bytes / step.extent.entry_count
         if entry_bytes * (step.last_entry_id - fetched_entry_id) > _OPENED_AHEAD_BYTES:

@@ -1,4 +1,4 @@
-"""Atomic appends: their staging writer, their commit, and what is tidied after it.
+"""Atomic appends over ZooKeeper and bookies: the driver of the commit, and the tidying after it.
 
 `commit.py` is the protocol of the commit.  Tidying comes after the answer to the caller.
 """

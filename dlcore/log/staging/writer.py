@@ -241,6 +241,7 @@ class DirectStagingWriter(StagingWriter):
         if part.has_txids is not has_txids:
             raise ConfigurationError(
                 f"staging for log {log!r}: one extent mixes batches with and without a column txid"
+                "; expected the column in each batch of an extent, or in none"
             )
         before = part.transmitter.queued_bytes
         if isinstance(rows, TypedRows):

@@ -571,7 +571,7 @@ class Report(Generic[_Ticket]):
 
     def __init__(self, transmitter: Transmitter[_Ticket]) -> None:
         self._transmitter = transmitter
-        # Of the last acknowledged entries: segment, entry, the sequence id of the first record, and
+        # The last acknowledged entries: segment, entry, the sequence id of the first record, and
         # the number of records.
         self._answered: deque[tuple[int, int, int, int]] = deque(maxlen=_ANSWERED_KEPT)
         self._lost: Unwritten | None = None  # the records given up

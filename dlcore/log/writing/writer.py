@@ -365,12 +365,6 @@ class DirectWriter(AsyncLogWriter):
     def __repr__(self) -> str:
         return f"<AsyncLogWriter {self.machine!r}>"
 
-    def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
-        """Call `on_wanted` once another writer waits for the log, if this one gives turns."""
-        for follower in self._followers:
-            if isinstance(follower, TurnGiver):
-                follower.tell_when_wanted(on_wanted)
-
     @property
     @override
     def last_txid(self) -> int:
@@ -434,6 +428,17 @@ class DirectWriter(AsyncLogWriter):
         if not self.machine.flush(barrier):
             return self.last_dlsn
         return await self.pump.answer(barrier)
+
+    async def find_last(self) -> DLSN | None:
+        """Flush, and return the position of the log's last record.  Raises: as `commit`."""
+        while True:
+            await self.flush()
+            # An append or a truncation may change the log during the read: then read again.
+            log = self.machine.log
+            at = log.at
+            last = None if log.end else await find_last_dlsn(self._context, self._log)
+            if at is log.at:
+                return self.last_dlsn if log.end else last
 
     @override
     async def commit(self) -> DLSN | None:
@@ -551,13 +556,8 @@ class DirectWriter(AsyncLogWriter):
         left_open.discard(self)  # report it once
 
 
-async def find_last(writer: DirectWriter) -> DLSN | None:
-    """Flush, and return the position of the log's last record.  Raises: as `commit`."""
-    while True:
-        await writer.flush()
-        # An append or a truncation may change the log during the read: then read again.
-        log = writer.machine.log
-        at = log.at
-        last = None if log.end else await find_last_dlsn(writer._context, writer._log)
-        if at is log.at:
-            return writer.last_dlsn if log.end else last
+def tell_when_wanted(writer: DirectWriter, on_wanted: Callable[[str], None]) -> None:
+    """Call `on_wanted` once another writer waits for a log, if its writer gives turns."""
+    for follower in writer._followers:
+        if isinstance(follower, TurnGiver):
+            follower.tell_when_wanted(on_wanted)

@@ -89,7 +89,7 @@ async def joined(ports: NamespacePorts, *, owner: str) -> AsyncGenerator[None, N
     node.value = encode(RecoveryMember(owner=owner, release=own_release()))
     try:
         await node.ensure()
-        # What is finalized from now on was asked of this process, too.
+        # An upgrade that is finalized from now on has asked this process, too.
         await read_binding(ports.store, ports.paths, fresh=True)
         yield
     finally:

@@ -128,7 +128,8 @@ def dlog() -> None:
 
     The namespace is given by --uri, before or after the subcommand, or by DLOG_URI.
 
-    Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong.
+    Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted, 143
+    terminated.
     """
 
 

@@ -116,7 +116,7 @@ def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> 
     Each is verified.  In a ledger that is not closed, up to the last confirmed entry.
     """
     if raw and wants_json():
-        raise click.UsageError("give one of --raw and --json")
+        raise click.UsageError("give one of --raw and --json, not both")
     if not (raw or wants_json()):
         click.echo(_ENTRY_LINE.format("entry", "bytes", "lac", "records", "txids"))
 

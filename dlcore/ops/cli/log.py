@@ -176,7 +176,7 @@ def create_log(
 
 def _schema(text: str | None, file: Path | None) -> pa.Schema | None:
     if text is not None and file is not None:
-        raise click.UsageError("give one of --schema and --schema-file")
+        raise click.UsageError("give one of --schema and --schema-file, not both")
     from dlcore.api.schemas import schema_from_bytes, schema_from_text
 
     if text is not None:
@@ -347,7 +347,8 @@ def truncate_log(log: str, dlsn: str | None, *, is_read: bool, yes: bool) -> Non
     any subscriber has not read stays, Spark queries among them.
     """
     if (dlsn is None) != is_read:
-        raise ConfigurationError("expected a DLSN or --read")
+        given = "none is given" if dlsn is None else f"{dlsn} and --read are both given"
+        raise ConfigurationError(f"expected a DLSN or --read: {given}")
     position = DLSN.INITIAL if dlsn is None else DLSN.parse(dlsn)
     require_consent(yes=yes)
     if is_read:

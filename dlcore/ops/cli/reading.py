@@ -84,7 +84,7 @@ class RecordPrinter:
             click.UsageError: they contradict each other, or the format has an unknown field.
         """
         if (template is not None) + raw + framed + wants_json() > 1:
-            raise click.UsageError("give one of --format, --raw, --framed and --json")
+            raise click.UsageError("give one of --format, --raw, --framed and --json, not several")
         if delimiter is not None and not raw:
             raise click.UsageError("--delimiter ends each payload of --raw: give both")
         if template is not None:
@@ -220,7 +220,9 @@ def tail_log(
     a typed log is shown as a JSON object of its columns.  With --json each record is one line.
     """
     if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
-        raise click.UsageError("give one of --from-dlsn, --from-txid and --from-timestamp")
+        raise click.UsageError(
+            "give one of --from-dlsn, --from-txid and --from-timestamp, not several"
+        )
     tail = _Tail(
         log=log,
         follow=follow,

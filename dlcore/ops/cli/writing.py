@@ -81,7 +81,9 @@ def write_log(
     end all records are.
     """
     if (delimiter is not None) + framed + whole + stream > 1:
-        raise click.UsageError("give one of --delimiter, --framed, --whole and --stream")
+        raise click.UsageError(
+            "give one of --delimiter, --framed, --whole and --stream, not several"
+        )
     if stream:
         _write_stream(log, path)
         return

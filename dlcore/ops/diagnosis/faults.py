@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 SKEW_MS = 500.0
 """Clocks that are kept by NTP differ by some milliseconds."""
 LOW_SHARE, LOW_BYTES = 0.05, 2 * 2**30
-"""A read-only bookie with less free space than either of these has a full disk."""
+"""A read-only bookie has a full disk if less space is free than the larger of these two.
+
+The second is at most half of the disk.
+"""
 WAIT_MS = 15 * 60_000
 """Copying takes minutes; a ledger that waits for longer does not get on."""
 ATTEMPTS_MAX = 3
@@ -143,9 +146,10 @@ def _partitioned_proxies(values: Values) -> Iterator[Fault]:
             continue
         yield Fault(
             kind="partitioned-proxy",
-            what=f"the proxy at {each['name']} is cut off",
+            what=f"the proxy at {each['name']} does not answer, or has lost the metadata store",
             evidence=(f"proxies: {why}",),
-            to_do="see to the network between it, ZooKeeper and this host; else restart it",
+            to_do="see whether its process runs; then see to the network between it, ZooKeeper and "
+            "this host; else restart it",
         )
 
 

@@ -295,6 +295,6 @@ def _is_address(host: str) -> bool:
 
 
 def _table(name: str, values: Mapping[str, object]) -> str:
-    # Of printable text JSON and TOML have the same form.
+    # Printable text has the same form in JSON and TOML.
     lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
     return "\n".join((f"[{name}]", *lines, ""))

@@ -273,7 +273,7 @@ class ScrubRound(Machine[ScrubState]):
         end_ms = known.started_ms + int(config.scrub_period_s * 1000)
         left_ms = max(1, end_ms - self._now_ms)
         pace = min(config.scrub_bytes_per_s / 1000, max(known.left_bytes, size_bytes) / left_ms)
-        # What was not read while no worker ran is no reason to read more at a time.
+        # Bytes that were not read while no worker ran are no reason to read more at a time.
         from_ms = max(known.due_ms, self._now_ms - length_ms)
         return int(from_ms + size_bytes / pace)
 

@@ -94,7 +94,7 @@ async def delete_unnamed(context: LogContext, urls: Sequence[str], guard: Guard)
     The objects were listed before, so their ledgers are there, or never again.
     """
     names = [_NAME.fullmatch(url.rpartition("/")[2]) for url in urls]
-    # What dlog did not name is not dlog's.
+    # Objects that dlog did not name are not dlog's.
     ours = [(url, name) for url, name in zip(urls, names, strict=True) if name is not None]
     paths = [context.paths.ledger(int(name["ledger"])) for _, name in ours]
     nodes = await persistently(lambda: context.store.get_many(paths, fresh=True)) if paths else []

@@ -97,7 +97,7 @@ def request_of(frame: bytes) -> Request | UnknownVersion:
         header, body = read(payload.__header_schema__, unread), read(payload, unread)
     except ConfigurationError as error:
         raise ConfigurationError(f"call {call} version {version}: {error}") from error
-    # What is behind the request is ignored, as by Kafka: librdkafka ends some with zeros.
+    # Bytes behind the request are ignored, as by Kafka: librdkafka ends some with zeros.
     return Request(call, version, header.correlation_id, header.client_id, body)
 
 

@@ -58,7 +58,7 @@ def mark_of(batch: ProducedBatch, known: Known) -> Mark | ErrorCode:
         if batch.sequence:
             return ErrorCode.out_of_order_sequence_number
         return Mark(_claim(batch, expected), expected)
-    # Of all numbers that these 31 bits may stand for, the nearest to the one that is expected.
+    # Take the number nearest to the expected one, among all that these 31 bits may stand for.
     ahead = (batch.sequence - (expected - claim.base)) % _NUMBERS
     first = expected + ahead - (_NUMBERS if ahead >= _NUMBERS // 2 else 0)
     if not claim.base <= first <= expected:

@@ -53,7 +53,7 @@ class RecordView:
         self._is_arrow = is_arrow
         self._has_headers = has_headers
         self.part_bytes = BATCH_BYTES
-        # What rows of bytes take beside their values is as much in an entry as in a batch.
+        # Rows of bytes take as much beside their values in an entry as in a batch.
         own_bytes = 0 if own is None or self._is_keyed else row_bytes_of(log)
         self.row_bytes = own_bytes + _HEADERS_BYTES * has_headers
         # No view of Flight has this: readers of equal schemas share what was made.

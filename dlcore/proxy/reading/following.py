@@ -206,7 +206,8 @@ class FollowedLogs:
     def follow(self, log: DirectLog, end: DLSN) -> Iterator[FollowedLog]:
         """Yield a followed log; it is followed until its last user leaves the block.
 
-        If no reader follows it yet, it is followed from its known `end` on.
+        If no reader follows it yet, or if the following ended with an error, it is followed from
+        its known `end` on.
         """
         followed = self._logs.get(log.log_id)
         if followed is None or followed.error is not None:

@@ -23,7 +23,6 @@ from dlcore.base.errors import (
 )
 from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
 from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
-from dlcore.log.writing.writer import find_last
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -335,7 +334,7 @@ class OwnedLog:
         async with self._conditional:
             while True:
                 rows = await self.writer.fitted_latest(batch)
-                last = await find_last(self.writer)
+                last = await self.writer.find_last()
                 if mark is not None:
                     found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
                     if not isinstance(found, Fresh):

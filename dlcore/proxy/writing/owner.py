@@ -22,6 +22,7 @@ from dlcore.base.errors import (
 )
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.writing.producers import Producers
+from dlcore.log.writing.writer import tell_when_wanted
 from dlcore.metadata.port import SessionState
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
 from dlcore.proxy.writing.owned_log import OwnedLog
@@ -377,7 +378,7 @@ class LogOwner:
         self._ownership.acquired(name)
         self.acquired_count += 1
         logger.info("log=%s is owned", name)
-        log.writer.tell_when_wanted(partial(self._wanted, name, log))
+        tell_when_wanted(log.writer, partial(self._wanted, name, log))
 
     def _wanted(self, name: str, log: OwnedLog, who: str) -> None:
         """Release a log for a writer that is no proxy and waits for the lock."""

@@ -165,7 +165,7 @@ class PutService:
         first = opening.SerializeToString()
         return await self._forwarding.put(context, location, first, stay, limits.hold_here)
 
-    # What streams of other protocols use as well
+    # Calls that streams of other protocols use as well
 
     async def owned(self, name: str, *, unreachable: Collection[str] = ()) -> OwnedLog:
         """Return a log to write to, acquired if need be.  Raises: as `LogOwner.get`."""

@@ -27,7 +27,6 @@ from dlcore.log.entries.body import (
 )
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS, Claim
 from dlcore.log.writing.producers import Mark, Producers
-from dlcore.log.writing.writer import find_last
 from tests.fixtures.durable import durable_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
@@ -182,10 +181,10 @@ def test_an_incomplete_all_or_none_write_is_refused() -> None:
         large = batch_of([0, 0], [bytes(1000 * 1000)] * 2)
         with pytest.raises(Exception, match="do not fit into one entry"):
             owner.writer.write_fitted(large, whole=True)
-        assert await find_last(owner.writer) is None
+        assert await owner.writer.find_last() is None
         await owner.writer.aclose()
         with pytest.raises(Exception, match="is closed"):
-            await find_last(owner.writer)
+            await owner.writer.find_last()
 
     on_log(body)
 

@@ -207,7 +207,7 @@ class Door:
                     request.transport.abort()
             return response
 
-    # Who calls
+    # The callers
 
     @asynccontextmanager
     async def _opened(self, request: web.Request) -> AsyncIterator[DistributedLogManager]:

@@ -1,6 +1,7 @@
 """Answers of the HTTP door as text: lines of JSON, and server-sent events; no I/O.
 
-JSON has no line end in it, so no record can end its line or event, or begin another one.
+The JSON written here has no line ends, so no record can end its line or event, or begin
+another one.
 """
 
 from __future__ import annotations

@@ -177,7 +177,9 @@ def read_of(
     if unknown:
         raise ConfigurationError(f"query {unknown[0]!r}: expected {', '.join(allowed)}")
     if "from" in given and "after" in given:
-        raise ConfigurationError("from and after are given: expected one of them")
+        raise ConfigurationError(
+            f"from={given['from']!r} and after={given['after']!r}: expected one of them"
+        )
     last = headers.get(LAST_EVENT, "") if is_stream else ""
     after = last or given.get("after", "")
     start = Reading(dlsn=DLSN.parse(after).next_slot()) if after else _start_of(given, now_ms)
