@@ -135,7 +135,7 @@ class LedgerStorage:
         self.core.log.commits.end_waiting()
         try:
             await self.status.aclose()
-            # They may be LACs, which only their timer makes durable.
+            # Requests that wait may be LACs, which only their timer makes durable.
             await self.writes.end_waiting()
             self._timers.close()
             if self.status.state is not StorageState.FAILED:

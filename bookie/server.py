@@ -256,7 +256,7 @@ class BookieServer(AsyncClosing):
         self.http_port = None if opened is None else opened.port
 
     async def _follow_keys(self) -> Callable[[], Access]:
-        """Return what makes the access of a connection; it has the cluster's present keys."""
+        """Return a function that makes the access of a connection by the cluster's current keys."""
         # Loaded here, because few bookies take capabilities.
         from bookie.serving.access import Access
         from dlcore.base.access.capability import Verifier
@@ -311,7 +311,7 @@ class BookieServer(AsyncClosing):
                 registrar.set_read_only(is_read_only=state is StorageState.READ_ONLY)
 
         self.storage.status.on_state(follow_state)
-        # It failed before the callback was registered.
+        # The storage may have failed before the callback was registered.
         if self.storage.status.state is StorageState.FAILED:
             raise BookieStorageError(f"bookie {self.bookie}: the storage failed")
         await registrar.register(

@@ -183,8 +183,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """Return the end of the next batch, within the currently readable records.
 
-        Spark 4.1 passes no arguments; then the last offset that it mentioned is used.  It asks a
-        new query for this before it asks for the initial offset.
+        Spark 4.1 passes no arguments; then the last offset that it mentioned is used.  For a
+        new query Spark calls this before `initialOffset`.
         """
         if start is not None:
             # Spark asks for the next batch when the one before, which ends here, has ended.

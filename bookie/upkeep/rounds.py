@@ -173,7 +173,7 @@ class Upkeep:
                     return "the newest file could not be sealed yet", unproven
                 await self.scrubber.mend_footers()
                 compacted = await self._compactor.run(only=await self._files_of_deleted())
-                # Also of a file that an earlier pass dropped and could not delete.
+                # This also deletes files that an earlier pass dropped and could not delete.
                 await core.files.drop_dead()
                 left = await self._files_of_deleted()
             self.freed_bytes += compacted.bytes_freed

@@ -112,8 +112,8 @@ async def _next_batches(
 ) -> tuple[int, list[pa.RecordBatch]]:
     """Return the next sequence id, and some MB of the records from it on.
 
-    It is `done`; if that is negative, the log was never copied, and it is the first existing
-    record.
+    The sequence id is `done`.  A negative `done` means that nothing was copied: then it is that of
+    the first existing record.
     """
     place = await source.find_place(NotLessThan(RecordField.SEQUENCE_ID, max(done, 0)))
     if place.sequence_id > done >= 0:

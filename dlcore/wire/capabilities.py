@@ -1,6 +1,6 @@
 """Capabilities on the wire: the rights that each request needs, and their presentation before it.
 
-A client presents a capability that has them before the request, and a bookie asks for them.
+Before a request the client presents a capability with these rights; the bookie checks them.
 """
 
 from __future__ import annotations

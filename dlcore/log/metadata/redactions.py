@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import Versioned
 
 LEDGERS_MAX = 50_000
-"""They are one node of the metadata store, which may have a megabyte."""
+"""One node of the metadata store holds all ledger ids, and a node may have a megabyte."""
 
 
 class StoredRedaction(msgspec.Struct, frozen=True, kw_only=True):

@@ -237,7 +237,7 @@ class DirectStagedAppend(StagedAppend):
         """Close and settle ledgers that are not needed after the decision."""
         context, commit = self._context, self._commit
         await self._writer.aclose()
-        # Committed and closed by this process: no more of it can be committed.
+        # This process closed the ledgers, so no further commit can use them.
         unsettled = {*(commit.listed or ()), *(extent.ledger_id for extent in self._staged)}
         await settle(context, sorted(unsettled), in_round=self._round)
         if commit.result is not None and commit.result.committed:

@@ -64,7 +64,7 @@ class Reading:
 
 
 def require_single(names: Iterable[str]) -> None:
-    """Raise if a header that has one value is among these names twice.
+    """Raise if a header that may come once is among these names twice.
 
     Raises: ConfigurationError.
     """
