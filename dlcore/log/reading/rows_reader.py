@@ -43,8 +43,8 @@ class ReadStart:
         given = (self.dlsn, self.txid, self.timestamp_ms)
         if sum(value is not None for value in given) > 1:
             raise ConfigurationError(
-                f"dlsn={self.dlsn} txid={self.txid} timestamp_ms={self.timestamp_ms}: expected one "
-                "of them, not several"
+                f"dlsn={self.dlsn} txid={self.txid} timestamp_ms={self.timestamp_ms}: "
+                "expected one of dlsn, txid and timestamp_ms, not several"
             )
         for field, kind in (("dlsn", DLSN), ("txid", int), ("timestamp_ms", int)):
             if (value := getattr(self, field)) is not None:
