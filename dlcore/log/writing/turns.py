@@ -59,6 +59,8 @@ class TurnState(State):
 
 
 _S = TurnState
+_PAUSED = frozenset({_S.GIVING, _S.GIVEN, _S.CHECKING, _S.REVOKING, _S.RETURNING})
+"""In these the writer is paused.  Before and after them it writes, or has ended."""
 _BROKEN = {_S.OVER: "a defect"}
 _REFUSED = {_S.OVER: "refused, or a defect"}
 TRANSITIONS = Transitions(
@@ -223,7 +225,6 @@ class Turns(Machine[TurnState]):
         self._number = 0  # of the last turn that was given
         self._is_late = False  # the append that has this turn
         self._begun_s = 0.0  # when the last turn was asked for
-        self._holds_writer = False  # paused: it neither continues nor fails by itself
         self._wanted_by = ""
 
     def handle(self, event: Event) -> list[Effect]:
@@ -245,8 +246,7 @@ class Turns(Machine[TurnState]):
                 return self._call_failed(error)
             case Broken(error):
                 # The writer may be paused already, although the answer did not come.
-                self._holds_writer |= self.state is TurnState.PARTING
-                return self._end(error)
+                return self._end(error, may_be_paused=self.state is TurnState.PARTING)
             case _:
                 assert_never(event)
 
@@ -257,7 +257,6 @@ class Turns(Machine[TurnState]):
             case Signal.PAUSED:
                 # "given" promises that the head has no open extent.
                 self._become(TurnState.GIVING)
-                self._holds_writer = True
                 return [SetTurn("asked", "given")]
             case Signal.RETRY_DUE:
                 return [Call.READ_HEAD]
@@ -333,7 +332,6 @@ class Turns(Machine[TurnState]):
         lssn = lssn_to_merge(before, at.head)
         asked: list[Effect] = [] if lssn is None else [AskForUpkeep(lssn)]
         self._become(TurnState.RESTING)
-        self._holds_writer = False
         rest = After(min(now - self._begun_s, TURN_S), Signal.REST_DUE)
         return [StepBack(at), *asked, rest]
 
@@ -349,10 +347,10 @@ class Turns(Machine[TurnState]):
             return [Note("cannot read whether a turn is asked for", error), *self._settle()]
         return [Note("cannot read whether the turn is over", error), *self._return()]
 
-    def _end(self, error: DLError) -> list[Effect]:
+    def _end(self, error: DLError, *, may_be_paused: bool = False) -> list[Effect]:
         # Nothing else lets a paused writer continue: its callers would wait for ever.
-        failed: list[Effect] = [FailWriter(error)] if self._holds_writer else []
-        self._holds_writer = False
+        is_paused = may_be_paused or self.state in _PAUSED
+        failed: list[Effect] = [FailWriter(error)] if is_paused else []
         self._become(TurnState.OVER)
         return [*failed, Note("no more turns are given", error)]
 
@@ -360,6 +358,3 @@ class Turns(Machine[TurnState]):
         """Assert all that holds between two events; tests call it after each."""
         assert self.state is not TurnState.FREE or not self._may_differ
         assert self.state is not TurnState.GIVEN or not (self._may_differ or self._is_late)
-        # It is paused in these states.  Before and after them it writes, or has ended.
-        holds = (_S.GIVING, _S.GIVEN, _S.CHECKING, _S.REVOKING, _S.RETURNING)
-        assert self._holds_writer == (self.state in holds)
