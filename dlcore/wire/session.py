@@ -44,6 +44,7 @@ from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
     WrongIncarnationError,
+    copied,
 )
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.wire.fields import error_of
@@ -658,8 +659,7 @@ class PendingWrites:
         writes = [*self._sent.values(), *map(_as_sent, self.queue)]
         self._sent.clear()
         self.queue.clear()
-        # An error each: the traceback of one that is raised again and again grows.
-        return [self.refuse(write, type(error)(*error.args)) for write in writes]
+        return [self.refuse(write, copied(error)) for write in writes]
 
     def validate(self) -> None:
         """Assert all that holds between two events."""
@@ -957,7 +957,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         self._ids.clear()
         return [
             *self._writes.fail(error),
-            *(EndRead(read, type(error)(*error.args)) for read in reads),
+            *(EndRead(read, copied(error)) for read in reads),
             Call.NOTE_BROKEN,
             Call.NOTE_CLOSED if had_none else Call.ABORT,
         ]
