@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.api.contents import LogContents, OpenedLog
 from dlcore.base.config import LogSettings, check_values, require_kind
-from dlcore.base.errors import (
-    UnsupportedError,
-)
+from dlcore.base.errors import UnsupportedError
 from dlcore.base.ids import DLSN, require_identity
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter

@@ -1,7 +1,7 @@
 """A tree of small versioned nodes and its transactions, in ZooKeeper's terms; pure.
 
-The same transactions in the same order give the same result in a copy of the tree.  The memory
-store uses this for servers that lag behind, and `dlog metadata serve` to replay its database.
+The same transactions in the same order give the same result in a copy of the tree.  By this
+`dlog metadata serve` replays its database, and tests simulate servers that lag behind.
 """
 
 from __future__ import annotations

@@ -330,8 +330,6 @@ async def append_once(log: FlightLog, batch: pa.RecordBatch, claim: Claim) -> DL
 def _place_of(bound: Bound | None) -> Place | None:
     if bound is None:
         return None
-    if isinstance(bound, DLSN):
-        return Place(dlsn=str(bound))
     if isinstance(bound, datetime):
         return Place(time=bound)
-    return place_of(NotLessThan(RecordField.TXID, bound))
+    return place_of(bound if isinstance(bound, DLSN) else NotLessThan(RecordField.TXID, bound))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.base.ids import validate_log_name
 from dlcore.log.typed.arrow import EntrySchemas, entry_schemas
 from dlcore.log.typed.schema import Target
 
@@ -41,7 +40,7 @@ class KnownSchemas:
 
 async def find_schemas(logs: LogStore, names: Sequence[str]) -> dict[str, pa.Schema | None]:
     """Return the columns of each existing log; None for a byte log."""
-    found = await logs.find_existing([validate_log_name(name) for name in names])
+    found = await logs.find_existing(names)
     schemas = await logs.read_schemas(found)
     return {
         log.name: None if schema is None else entry_schemas(schema).columns
