@@ -233,7 +233,7 @@ def test_a_sealed_log_takes_no_more(way: Way) -> None:
 
 def test_a_manager_renames_and_deletes_its_log(way: Way) -> None:
     """It goes on under the new name; a log that is gone is no error to delete."""
-    log, old, new = way.new_log(1), "", new_name()
+    log, new = way.new_log(1), new_name()
     old = log.name
     with pytest.raises(LogExistsError):
         log.rename(old)

@@ -112,7 +112,7 @@ def test_snapshots_and_schemas_of_many_logs(way: Way) -> None:
     namespace, log, typed = way.namespace, way.new_log(1, 2), way.new_log(schema=SCHEMA)
     missing, names = new_name(), ["/" + log.name, typed.name]
     for fresh in (False, True):
-        found = namespace.get_snapshots([*names, missing], fresh=True)
+        found = namespace.get_snapshots([*names, missing], fresh=fresh)
         assert set(found) == {log.name, typed.name, missing}
         assert found[missing] is None
         assert found[log.name].log_id == log.log_id

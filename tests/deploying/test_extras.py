@@ -46,10 +46,10 @@ import importlib.util, sys
 found = [name for name in {names!r} if importlib.util.find_spec(name) is not None]
 assert not found, found
 """
-OVER_A_PROXY = """
+WRITE_AND_READ = """
 from dlcore import LogRecord
 from dlcore.sync import open_namespace
-with open_namespace({endpoint!r}) as namespace, namespace.open_log({log!r}) as log:
+with open_namespace({uri!r}) as namespace, namespace.open_log({log!r}) as log:
     with log.open_writer() as writer:
         writer.write(LogRecord(1, b"written"))
     with log.open_reader() as reader:
@@ -60,15 +60,6 @@ import asyncio
 from dlcore import open_namespace
 
 asyncio.run(open_namespace("distributedlog://127.0.0.1:1/dlog"))
-"""
-OVER_BOOKIES = """
-from dlcore import LogRecord
-from dlcore.sync import open_namespace
-with open_namespace({uri!r}) as namespace, namespace.open_log({log!r}) as log:
-    with log.open_writer() as writer:
-        writer.write(LogRecord(1, b"written"))
-    with log.open_reader() as reader:
-        print([record.payload for record in reader])
 """
 OVER_OWN_BOOKIE = """
 import asyncio, subprocess, sys
@@ -241,13 +232,13 @@ def test_a_plain_installation_works_over_proxies(
 ) -> None:
     """It has no ZooKeeper client, no server and no command, and says how to get them."""
     python = environment_of(tmp_path / "plain", installed)
-    job = WITHOUT.format(names=sorted(EXTRA_OF)) + OVER_A_PROXY.format(
-        endpoint=proxy.location, log=log
+    job = WITHOUT.format(names=sorted(EXTRA_OF)) + WRITE_AND_READ.format(
+        uri=proxy.location, log=log
     )
     done = run(python, job, tmp_path)
     assert (done.returncode, done.stdout) == (0, "[b'written']\n"), done.stderr
     for program, wanted in (
-        (OVER_BOOKIES.format(uri="distributedlog://127.0.0.1:1/dlog", log=log), "cluster"),
+        (WRITE_AND_READ.format(uri="distributedlog://127.0.0.1:1/dlog", log=log), "cluster"),
         (OVER_BOOKIES_ASYNC, "cluster"),
         ("import dlcore.ops.cli", "cli"),
     ):
@@ -267,7 +258,7 @@ def test_the_extra_for_clusters(
     """Logs over ZooKeeper and bookies; a bookie, to whose namespace of its own a record goes."""
     python = environment_of(tmp_path / "cluster", installed, "cluster")
     job = WITHOUT.format(names=["click", "rich", "pandas", "pyspark"])
-    done = run(python, job + OVER_BOOKIES.format(uri=sandbox.uri, log=log), tmp_path)
+    done = run(python, job + WRITE_AND_READ.format(uri=sandbox.uri, log=log), tmp_path)
     assert (done.returncode, done.stdout) == (0, "[b'written']\n"), done.stderr
     own = sandbox.uri.rpartition("/")[0] + f"/extras-{uuid4().hex}"
     program = OVER_OWN_BOOKIE.format(uri=own, folder=str(tmp_path / "bookie"))
