@@ -23,6 +23,7 @@ MACHINES = {
     "dlcore/flight/producer_client.py",
     "dlcore/flight/producer_server.py",
     "dlcore/ledger/reading/follow.py",
+    "dlcore/ledger/recovering/recovery.py",
     "dlcore/ledger/writing/appender.py",
     "dlcore/log/reading/holding.py",
     "dlcore/log/reading/tail.py",

@@ -24,6 +24,7 @@ _FIRST_PAUSE_S = 1.0
 _PAUSE_MAX_S = 60.0
 """Pauses between attempts to create a node again."""
 
+
 class SessionNode:
     """An ephemeral node by which others see that this process lives.
 
