@@ -135,9 +135,11 @@ class KafkaServer:
     async def aclose(self) -> None:
         """Accept no more, and end the connections."""
         self._listener.close()
+        # asyncio reports a connection that it accepted before the listener was closed even now.
+        serving, self._serving = self._serving, None
         await self._tasks.aclose()
-        if self._serving is not None:
-            self._serving[0].groups.close()
+        if serving is not None:
+            serving[0].groups.close()
 
     async def _renew(self) -> None:
         while True:
@@ -161,7 +163,12 @@ class KafkaServer:
         connection = _Connection(reader, writer, *self._serving)
         self._connections.add(connection)
         task = self._tasks.start(connection.run(), name=f"Kafka's client {connection.peer}")
-        task.add_done_callback(lambda _: self._connections.discard(connection))
+        task.add_done_callback(lambda _: self._ended(connection))
+
+    def _ended(self, connection: _Connection) -> None:
+        # Not in `run`: a task that is cancelled before its first step runs no line of it.
+        connection.close()
+        self._connections.discard(connection)
 
 
 class _ClosedError(Exception):
@@ -286,9 +293,11 @@ class _Connection:
             logger.info("Kafka's client %s is sent away: it does not prove who it is", self.peer)
         except (asyncio.IncompleteReadError, OSError) as error:
             logger.debug("Kafka's client %s has left: %s", self.peer, error)
-        finally:
-            self._calls.close()
-            self._link.abort()
+
+    def close(self) -> None:
+        """End the connection, and what its calls hold."""
+        self._calls.close()
+        self._link.abort()
 
     def look(self, now_s: float) -> None:
         """Cut the client off if it is late."""
