@@ -23,6 +23,7 @@ MACHINES = {
     "dlcore/flight/producer_client.py",
     "dlcore/flight/producer_server.py",
     "dlcore/ledger/reading/follow.py",
+    "dlcore/ledger/recovering/recovery.py",
     "dlcore/ledger/writing/appender.py",
     "dlcore/log/reading/holding.py",
     "dlcore/log/reading/tail.py",
@@ -401,8 +402,8 @@ def leaves_tasks(node: ast.expr | ast.stmt, groups: set[str]) -> bool:
             return ast.unparse(value) not in groups
         case ast.Attribute(_, "ensure_future") | ast.ImportFrom(module="asyncio"):
             return True
-        case ast.Call(ast.Attribute(_, "gather"), keywords=keywords):
-            return any(each.arg in ("return_exceptions", None) for each in keywords)
+        case ast.Attribute(_, "gather"):
+            return ast.unparse(node) == "asyncio.gather"
     return False
 
 
@@ -425,7 +426,7 @@ def task_groups(node: ast.AST) -> set[str]:
         "asyncio.ensure_future(work())",
         "from asyncio import create_task",
         "await asyncio.gather(one(), other(), return_exceptions=True)",
-        "await asyncio.gather(*works, **options)",
+        "await asyncio.gather(one(), other())",
     ],
 )
 def test_a_bare_task_is_found(code: str) -> None:
@@ -439,7 +440,8 @@ def test_a_bare_task_is_found(code: str) -> None:
         "async with asyncio.TaskGroup() as tries:\n    tries.create_task(work())",
         "def start(tries: asyncio.TaskGroup) -> None:\n    tries.create_task(work())",
         "async with side_tasks() as tasks:\n    tasks.start(work())",
-        "await asyncio.gather(one(), other())",
+        "await together(one(), other())",
+        "spans.gather(one)",
     ],
 )
 def test_a_task_with_an_owner_is_let_be(code: str) -> None:

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 U = TypeVar("U")
+V = TypeVar("V")
+W = TypeVar("W")
 
 
 async def outcome_of(future: asyncio.Future[T]) -> T:
@@ -116,10 +118,31 @@ async def all_of(*works: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     return tuple(results)
 
 
-async def together(*works: Coroutine[Any, Any, T]) -> tuple[T, ...]:
+@overload
+async def together(
+    first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U], /
+) -> tuple[T, U]: ...
+
+
+@overload
+async def together(
+    first: Coroutine[Any, Any, T],
+    second: Coroutine[Any, Any, U],
+    third: Coroutine[Any, Any, V],
+    fourth: Coroutine[Any, Any, W],
+    /,
+) -> tuple[T, U, V, W]: ...
+
+
+@overload
+async def together(*works: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
+
+
+async def together(*works: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run all at once; if one fails, or the caller is cancelled, the others are cancelled.
 
-    They have ended when this call raises: `asyncio.gather` leaves them running.
+    They have ended when this call raises: `asyncio.gather` leaves them running.  `all_of` lets the
+    others end by themselves.
 
     Raises:
         The error of the first that fails.
@@ -130,6 +153,8 @@ async def together(*works: Coroutine[Any, Any, T]) -> tuple[T, ...]:
     except BaseException:
         await end_tasks(*tasks)
         raise
+    finally:
+        del tasks  # the error refers to this frame: only Python's collector would free both
 
 
 class BackgroundTasks:

@@ -8,7 +8,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.errors import DLError, NodeExistsError, NoNodeError
+from dlcore.base.backoff import Backoff
+from dlcore.base.errors import AlreadyClosedError, DLError, NodeExistsError, NoNodeError
 from dlcore.metadata.one_node import persistently
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put, SessionState
 
@@ -19,16 +20,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FIRST_PAUSE_S = 1.0
+_PAUSE_MAX_S = 60.0
+"""Pauses between attempts to create a node again."""
+
 
 class SessionNode:
     """An ephemeral node by which others see that this process lives.
 
     After a lost session the node is created again, with the value that was put last.
+
+    Args:
+        store: the session.
+        path: that of the node.
+        until_then: for people: the loss while the node is gone, as a clause of its own.
     """
 
-    def __init__(self, store: MetadataStore, path: str) -> None:
+    def __init__(self, store: MetadataStore, path: str, *, until_then: str) -> None:
         self._store = store
         self.path = path
+        self._until_then = until_then
         self._session = ""
         self.value: bytes | None = None
         """The value that was put last; None: the node holds the session's token."""
@@ -71,18 +82,30 @@ class SessionNode:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED and self._used:
-            self._renewals.start(self._renew(), name="renewing the staging owner")
+            for earlier in self._renewals:
+                earlier.cancel()
+            self._renewals.start(self._renew(), name=f"creating {self.path} again")
 
     async def _renew(self) -> None:
-        try:
-            await self.ensure()
-        except DLError as error:
-            logger.warning(
-                "%s could not be created again: %s; to do: see to ZooKeeper; open appends of this "
-                "process may be given up as left behind",
-                self.path,
-                error,
-            )
+        backoff, now_s = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), asyncio.get_running_loop().time
+        while True:
+            try:
+                await self.ensure()
+            except AlreadyClosedError:
+                return
+            except DLError as error:
+                pause_s = backoff.failed(now_s())
+                logger.warning(
+                    "%s could not be created again: %s; dlog tries again in %.0f s, and until then "
+                    "%s; to do: see to ZooKeeper",
+                    self.path,
+                    error,
+                    pause_s,
+                    self._until_then,
+                )
+                await asyncio.sleep(pause_s)
+            else:
+                return
 
     async def aclose(self) -> None:
         """Stop renewing; the node vanishes with the session."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kazoo_errors
 
 from dlcore.base.access.zookeeper import EVERYBODY
-from dlcore.base.background import all_of
+from dlcore.base.background import all_of, together
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import ConfigurationError, MetadataError, NodeExistsError, NoNodeError
 from dlcore.metadata.answers import tell_if_large
@@ -96,7 +95,7 @@ class ZooKeeperStore:
     ) -> list[Versioned | None]:
         """Return the node of each path, None if there is none."""
         parts = [paths[at : at + _READS_AT_ONCE] for at in range(0, len(paths), _READS_AT_ONCE)]
-        results = await asyncio.gather(*(self._get_some(tuple(part), fresh) for part in parts))
+        results = await together(*(self._get_some(tuple(part), fresh) for part in parts))
         return [node for part in results for node in part]
 
     async def _get_some(self, paths: tuple[str, ...], fresh: bool) -> list[Versioned | None]:
@@ -112,7 +111,7 @@ class ZooKeeperStore:
     async def get_children_many(self, paths: Sequence[str]) -> list[list[str] | None]:
         """Return the sorted names of each node's children, None where there is no node."""
         parts = [paths[at : at + _LISTS_AT_ONCE] for at in range(0, len(paths), _LISTS_AT_ONCE)]
-        results = await asyncio.gather(*(self._list_some(tuple(part)) for part in parts))
+        results = await together(*(self._list_some(tuple(part)) for part in parts))
         return [names for part in results for names in part]
 
     async def _list_some(self, paths: tuple[str, ...]) -> list[list[str] | None]:

@@ -59,10 +59,15 @@ class Presence:
         self.has_left = False
         """Whether it has left, even if others may still see it."""
         self._store = store
-        self._node = SessionNode(store, path)
+        self._node = self._new_node(path)
         self._node.value = encode(self._entry())
         self._tasks = BackgroundTasks()
         self._vanishing: asyncio.Task[None] | None = None
+
+    def _new_node(self, path: str) -> SessionNode:
+        return SessionNode(
+            self._store, path, until_then="clients and other proxies do not find this proxy"
+        )
 
     async def publish_load(self, load: ProxyLoad) -> None:
         """Publish its load.  Raises: MetadataError: it may not be published."""
@@ -77,7 +82,7 @@ class Presence:
             if self._vanishing is not None:
                 await end_tasks(self._vanishing)
             entry = self._node.value
-            self._node = SessionNode(self._store, self._node.path)
+            self._node = self._new_node(self._node.path)
             self._node.value = entry
         await self._node.ensure()
         self.has_left = False

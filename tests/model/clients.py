@@ -1,14 +1,12 @@
 """The clients of the model: the real append and recovery machines, and how drivers connect them.
 
-A recovery's metadata is written by its driver's own coroutines (`enter_recovery`, `store_end`),
-which run against a script of the answers so far: where it ends the client asks.  Sending, time-outs
-and the list of bookies are model steps, because they are waiting and nothing else.
+Sending, time-outs, the metadata store's answers and the list of bookies are model steps, because
+they are waiting and nothing else.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from dlcore.base.errors import (
     BookieUnavailableError,
@@ -19,19 +17,20 @@ from dlcore.base.errors import (
     MetadataVersionError,
 )
 from dlcore.base.ids import BookieId
-from dlcore.ledger.metadata.store import VersionedLedger
-from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.base.machines import CallFailed as RecoveryCallFailed
 from dlcore.ledger.placing.placement import Topology
-from dlcore.ledger.recovering import recovery_driver as recoverer_module
 from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
-    EndLedger,
+    EndRecovery,
     FenceBookie,
     Fenced,
     Found,
     LedgerRecovery,
+    LengthRead,
     Missing,
     ReadEntry,
+    ReadLength,
+    ReadMetadata,
     Signal as RecoverySignal,
     StartWriteBack,
     Unknown,
@@ -64,9 +63,13 @@ from tests.fixtures.append_bench import GivenChoice, appender_of
 from tests.model.bookie import LEDGER_ID, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
+
+    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.recovering.recovery import Effect as RecoveryEffect, Event as RecoveryEvent
 
 BOOKIES = tuple(BookieId(f"bookie-{number}", f"{number:032x}") for number in range(5))
+_ANSWERED_ERRORS = {"lost": MetadataConnectionError, "refused": MetadataVersionError}
 _NUMBERS = {bookie: number for number, bookie in enumerate(BOOKIES)}
 
 
@@ -116,39 +119,8 @@ class Ask(NamedTuple):
     version: int = -1
 
 
-class _AskedError(BaseException):
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-
-
-class _Script:
-    """A `LedgerStore` that knows the answers so far."""
-
-    def __init__(self, answers: Sequence[Answer]) -> None:
-        self._answers = list(answers)
-
-    async def read(self, ledger_id: int) -> VersionedLedger:
-        assert ledger_id == LEDGER_ID
-        answer = self._next(Ask())
-        assert answer.metadata is not None
-        return VersionedLedger(answer.metadata.value, answer.version)
-
-    async def write(self, metadata: LedgerMetadata, *, version: int) -> int:
-        answer = self._next(Ask(Frozen(metadata), version))
-        if answer.error == "refused":
-            raise MetadataVersionError("another version")
-        if answer.error == "lost":
-            raise MetadataConnectionError("no answer")
-        return answer.version
-
-    def _next(self, ask: Ask) -> Answer:
-        if not self._answers:
-            raise _AskedError(ask)
-        return self._answers.pop(0)
-
-
 class _Client:
-    """The common part of writers and recoverers: an appender and one conversation at a time."""
+    """The common part of writers and recoverers: an appender, and one call at a time."""
 
     is_recovery = False
 
@@ -161,7 +133,6 @@ class _Client:
         self.is_over = False
         self.is_closing = False
         self._writes: StoreMetadata | None = None  # the question to the store, if it is a write
-        self._talk: tuple[str, tuple[Any, ...], tuple[Answer, ...]] | None = None
 
     def offers(self) -> list[Do]:
         """Return what it may do now by itself."""
@@ -266,46 +237,7 @@ class _Client:
     def _do(self, what: str) -> Sequence[Message]:
         raise NotImplementedError
 
-    # Metadata
-
-    def _begin(self, name: str, *values: Any) -> Sequence[Message]:
-        assert self._talk is None
-        self._talk = (name, values, ())
-        return self._go_on()
-
     def _on_answer(self, answer: Answer) -> Sequence[Message]:
-        if self._talk is None:
-            return self._on_answer_to_machine(answer)
-        name, values, answers = self._talk
-        self._talk = (name, values, (*answers, answer))
-        return self._go_on()
-
-    def _go_on(self) -> Sequence[Message]:
-        """Run the driver's coroutine on all answers so far, to its next question or its end."""
-        assert self._talk is not None
-        name, values, answers = self._talk
-        coroutine = self._converse(name, SimpleNamespace(ledger_store=_Script(answers)), *values)
-        try:
-            coroutine.send(None)
-        except _AskedError as asked:
-            self.asks = asked.ask
-            return ()
-        except StopIteration as end:
-            self.asks = self._talk = None
-            return self._conclude(name, end.value)
-        except DLError:
-            self.asks = self._talk = None
-            self.is_over = True
-            return ()
-        raise AssertionError("a driver waited for what is no answer of the metadata store")
-
-    def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
-        raise NotImplementedError
-
-    def _conclude(self, name: str, result: Any) -> Sequence[Message]:
-        raise NotImplementedError
-
-    def _on_answer_to_machine(self, answer: Answer) -> Sequence[Message]:
         """Tell the appender what became of its write, or of its read."""
         self.asks = None
         write = self._writes
@@ -313,8 +245,8 @@ class _Client:
             assert answer.metadata is not None
             return self._feed(MetadataRead(answer.metadata.value, answer.version))
         if answer.error:
-            error = {"lost": MetadataConnectionError, "refused": MetadataVersionError}
-            return self._feed(CallFailed(write, error[answer.error](answer.error), now=0.0))
+            error = _ANSWERED_ERRORS[answer.error](answer.error)
+            return self._feed(CallFailed(write, error, now=0.0))
         return self._feed(MetadataStored(write.metadata, answer.version))
 
 
@@ -375,12 +307,12 @@ class Recoverer(_Client):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.pinned: VersionedLedger | None = None
-        self.machine: LedgerRecovery | None = None
+        self.machine = LedgerRecovery(LEDGER_ID, read_ahead_max=self.read_ahead_max)
         self.start = -1
+        self._call: ReadMetadata | StoreMetadata | None = None  # the question of the recovery
         self._fences: set[int] = set()
         self._reads: set[tuple[int, int]] = set()
-        self._begin("enter")
+        self._hear(RecoverySignal.BEGIN)
 
     def offers(self) -> list[Do]:
         """Return what it may do now by itself."""
@@ -392,17 +324,14 @@ class Recoverer(_Client):
     def take(self, event: Message | Do | Listed | Answer) -> Sequence[Message]:
         """Return the requests that this sends."""
         if isinstance(event, Do) and event.what == "give up read":
-            assert self.machine is not None
             self._reads.discard((event.entry_id, event.position))
-            return self._perform(
-                self.machine.handle(
-                    Unknown(event.entry_id, event.position, BookieUnavailableError("no answer"))
-                )
+            return self._hear(
+                Unknown(event.entry_id, event.position, BookieUnavailableError("no answer"))
             )
         return super().take(event)
 
     def _on_message(self, message: Message) -> Sequence[Message]:
-        if self.is_over or self.is_closing or self.machine is None:
+        if self.is_over or self.is_closing:
             return ()
         position = message.position
         if message.kind == "fenced":
@@ -410,19 +339,46 @@ class Recoverer(_Client):
                 return ()
             self._fences.discard(position)
             assert isinstance(message.data, int)
-            return self._perform(self.machine.handle(Fenced(position, message.data)))
+            return self._hear(Fenced(position, message.data))
         if message.kind not in ("found", "missing"):
             return super()._on_message(message)
         if (message.entry_id, position) not in self._reads:
             return ()
         self._reads.discard((message.entry_id, position))
         if message.kind == "missing":
-            return self._perform(self.machine.handle(Missing(message.entry_id, position)))
+            return self._hear(Missing(message.entry_id, position))
         assert isinstance(message.data, bytes)
-        return self._perform(self.machine.handle(Found(decode_frame(message.data))))
+        return self._hear(Found(decode_frame(message.data)))
 
-    def _perform_own(self, effect: object) -> Sequence[Message]:
+    def _on_answer(self, answer: Answer) -> Sequence[Message]:
+        call, self._call = self._call, None
+        if call is None:
+            return super()._on_answer(answer)
+        self.asks = None
+        if answer.error:
+            return self._hear(RecoveryCallFailed(_ANSWERED_ERRORS[answer.error](answer.error)))
+        if isinstance(call, StoreMetadata):
+            return self._hear(MetadataStored(call.metadata, answer.version))
+        assert answer.metadata is not None
+        return self._hear(MetadataRead(answer.metadata.value, answer.version))
+
+    def _hear(self, event: RecoveryEvent) -> list[Message]:
+        """Feed the recovery; its appender is fed by its effects."""
+        effects = self.machine.handle(event)
+        self.machine.validate()
+        sent: list[Message] = []
+        for effect in effects:
+            sent += self._perform_of_recovery(effect)
+        return sent
+
+    def _perform_of_recovery(self, effect: RecoveryEffect) -> Sequence[Message]:
         match effect:
+            case ReadMetadata():
+                self._call, self.asks = effect, Ask()
+            case StoreMetadata(metadata, version):
+                self._call, self.asks = effect, Ask(Frozen(metadata), version)
+                self.is_closing = self.appender is not None
+                self._reads.clear()
             case FenceBookie():
                 self._fences.add(effect.position)
                 bookie = _NUMBERS[effect.bookie]
@@ -433,60 +389,32 @@ class Recoverer(_Client):
                 bookie = _NUMBERS[effect.bookie]
                 return [Message("read", self.number, effect.position, bookie, effect.entry_id)]
             case StartWriteBack():
-                assert self.pinned is not None
                 self.start = effect.last_add_confirmed
                 self.appender = appender_of(
-                    self.pinned.metadata,
+                    effect.pinned.metadata,
                     GivenChoice(),
-                    version=self.pinned.version,
+                    version=effect.pinned.version,
                     last_add_confirmed=self.start,
                     is_recovery=True,
                 )
             case WriteBack():
-                assert self.appender is not None
                 self._reads = {each for each in self._reads if each[0] != effect.entry.entry_id}
                 return self._feed(AppendRecovered(effect.entry))
-            case EndLedger():
-                return self._end(effect.last_entry_id)
+            case ReadLength():
+                # A body is one byte, so the length needs no reading.
+                return self._hear(LengthRead(effect.entry_id + 1))
+            case EndRecovery():
+                self.reported_end = (effect.closed.last_entry_id, effect.closed.length_bytes)
+                self.is_over = True
             case AbortRecovery():
                 self.is_over = True
+            case _:
+                assert_never(effect)
         return ()
 
-    def _end(self, last_entry_id: int) -> Sequence[Message]:
-        assert self.appender is not None
-        assert self.pinned is not None
-        self._reads.clear()
-        self.is_closing = True
-        # A body is one byte, so the length needs no reading.
-        return self._begin("end", self.pinned, self.appender.metadata, last_entry_id)
-
     def _on_confirmed(self, last_entry_id: int) -> Sequence[Message]:
-        assert self.machine is not None
-        return self._perform(self.machine.handle(WrittenBack(last_entry_id)))
+        assert self.appender is not None
+        return self._hear(WrittenBack(last_entry_id, self.appender.metadata.ensembles))
 
     def _on_failed(self, error: DLError) -> None:
         self.is_over = True
-
-    def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
-        if name == "enter":
-            return recoverer_module.enter_recovery(LEDGER_ID, context)
-        if name == "end":
-            pinned, recovered, last_entry_id = values
-            return recoverer_module.store_end(
-                pinned,
-                recovered=recovered,
-                last_entry_id=last_entry_id,
-                length_bytes=last_entry_id + 1,
-                context=context,
-            )
-        raise AssertionError(name)
-
-    def _conclude(self, name: str, result: Any) -> Sequence[Message]:
-        metadata = result if name == "end" else result.metadata
-        if metadata.state is LedgerState.CLOSED:
-            self.reported_end = (metadata.last_entry_id, metadata.length_bytes)
-            self.is_over = True
-            return ()
-        self.pinned = result
-        self.machine = LedgerRecovery(metadata, read_ahead_max=self.read_ahead_max)
-        return self._perform(self.machine.handle(RecoverySignal.BEGIN))

@@ -20,7 +20,6 @@ from dlcore.base.errors import (
     DLError,
     LedgerFencedError,
     LedgerReadError,
-    MetadataVersionError,
 )
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState, write_set
 from dlcore.ledger.reading import reader as reader_module
@@ -32,7 +31,6 @@ from dlcore.ledger.recovering import (
     recovery_driver as recoverer_module,
 )
 from dlcore.ledger.recovering.recovery import LedgerRecovery
-from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing import appender as appender_module
 from dlcore.ledger.writing.appender import (
     Add,
@@ -52,8 +50,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.config import QuorumConfig
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.metadata.store import VersionedLedger
-    from dlcore.ledger.writing.context import LedgerContext
+    from dlcore.ledger.metadata.values import Ensemble
     from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import HeldEntries
 
@@ -136,28 +133,23 @@ def recovery_stores_its_ensembles() -> Iterator[None]:
         self._is_recovery = was_recovery
         return effects
 
-    async def store_end(
-        pinned: VersionedLedger,
+    def closed_over(
+        stored: LedgerMetadata,
         *,
-        recovered: LedgerMetadata,
+        ensembles: tuple[Ensemble, ...],
         last_entry_id: int,
         length_bytes: int,
-        context: LedgerContext,
-    ) -> LedgerMetadata:
-        while True:
-            stored = await context.ledger_store.read(recovered.ledger_id)
-            if stored.metadata.state is LedgerState.CLOSED:
-                return stored.metadata
-            closed = replace(stored.metadata, ensembles=recovered.ensembles).closed(
-                last_entry_id=last_entry_id, length_bytes=length_bytes
-            )
-            with contextlib.suppress(MetadataVersionError):
-                await context.ledger_store.write(closed, version=stored.version)
-                return closed
+        **_: object,
+    ) -> LedgerMetadata | None:
+        if stored.state is LedgerState.CLOSED:
+            return None
+        return replace(stored, ensembles=ensembles).closed(
+            last_entry_id=last_entry_id, length_bytes=length_bytes
+        )
 
     with (
         patch.object(LedgerAppender, "_plan", store),
-        patch.object(recoverer_module, "store_end", store_end),
+        patch.object(recovery_module, "closed_over", closed_over),
     ):
         yield
 
@@ -168,11 +160,9 @@ def recovery_starts_at_the_lac_alone() -> Iterator[None]:
     after = LedgerRecovery._after_fence_answer
 
     def forgetful(self: LedgerRecovery) -> list[recovery_module.Effect]:
-        first = self._ensemble
-        self._ensemble = replace(first, first_entry_id=0)
-        effects = after(self)
-        self._ensemble = first
-        return effects
+        from_the_start = replace(self._pinned.last_ensemble, first_entry_id=0)
+        with patch.object(LedgerRecovery, "_ensemble", from_the_start):
+            return after(self)
 
     with patch.object(LedgerRecovery, "_after_fence_answer", forgetful):
         yield
@@ -187,7 +177,7 @@ def one_no_ends_the_ledger() -> Iterator[None]:
         self: LedgerRecovery, entry_id: int, position: int
     ) -> list[recovery_module.Effect]:
         effects: list[recovery_module.Effect] = []
-        for each in range(self._quorum.write_quorum_size):
+        for each in range(self._pinned.quorum.write_quorum_size):
             effects += missing(self, entry_id, (entry_id + each) % 100)
         return effects
 
@@ -329,15 +319,14 @@ def recovery_takes_silence_for_noes() -> Iterator[None]:
 @contextlib.contextmanager
 def recovery_asks_the_bookies_it_added() -> Iterator[None]:
     """BOOKKEEPER-581: after an ensemble change of its own recovery reads from the new ensemble."""
-    answer = _Recoverer._on_answer
 
-    def follow_the_change(self: _Recoverer, entry_id: int, error: DLError | None) -> None:
-        self._machine._reads._bookies = self.recovered_metadata.last_ensemble.bookies
-        answer(self, entry_id, error)
+    def follow_the_change(self: LedgerRecovery) -> list[recovery_module.Effect]:
+        changed = replace(self._pinned, ensembles=self._ensembles)
+        return self._reads.up_to(self._written + self._reads.ahead_max, changed)
 
     one_at_a_time = partial(LedgerRecovery, read_ahead_max=1)
     with (
-        patch.object(_Recoverer, "_on_answer", follow_the_change),
+        patch.object(LedgerRecovery, "_read_ahead", follow_the_change),
         patch.object(recoverer_module, "LedgerRecovery", one_at_a_time),
     ):
         yield

@@ -158,7 +158,9 @@ def a_recovery_decides_out_of_order() -> Iterator[None]:
 
     def jump(self: LedgerRecovery, entry_id: int, position: int) -> Any:
         read = self._reads.open.get(entry_id)
-        noes_needed = self._quorum.write_quorum_size - self._quorum.ack_quorum_size + 1
+        noes_needed = (
+            self._pinned.quorum.write_quorum_size - self._pinned.quorum.ack_quorum_size + 1
+        )
         if read is not None and len({*read.noes, position}) >= noes_needed:
             self._next_entry = max(self._next_entry, entry_id)
         return missing(self, entry_id, position)
@@ -175,11 +177,9 @@ def a_recovery_starts_at_the_first_entry() -> Iterator[None]:
     after = LedgerRecovery._after_fence_answer
 
     def forgetful(self: LedgerRecovery) -> Any:
-        first = self._ensemble
-        self._ensemble = replace(first, first_entry_id=0)
-        effects = after(self)
-        self._ensemble = first
-        return effects
+        from_the_start = replace(self._pinned.last_ensemble, first_entry_id=0)
+        with patch.object(LedgerRecovery, "_ensemble", from_the_start):
+            return after(self)
 
     with patch.object(LedgerRecovery, "_after_fence_answer", forgetful):
         yield
@@ -331,7 +331,7 @@ def a_failed_write_back_counts() -> Iterator[None]:
     """
 
     def go_on(self: LedgerRecovery, error: DLError) -> Any:
-        return self._written_back(self._next_entry - 1)
+        return self._written_back(self._next_entry - 1, self._ensembles)
 
     with patch.object(LedgerRecovery, "_write_back_failed", go_on):
         yield
@@ -390,7 +390,7 @@ def a_lac_waits_for_the_next_entry() -> Iterator[None]:
 def a_length_is_guessed() -> Iterator[None]:
     """Section 2: a recovery that cannot read the last entry stores a length of nothing."""
 
-    async def nothing(self: Any, entry_id: int) -> int:
+    async def nothing(self: Any, entry_id: int, metadata: object) -> int:
         return 0
 
     with patch.object(recoverer_module._Recoverer, "_length_at", nothing):

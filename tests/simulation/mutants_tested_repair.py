@@ -8,8 +8,7 @@ from unittest.mock import patch
 
 from msgspec import structs
 
-from dlcore.ledger.metadata.store import VersionedLedger
-from dlcore.ledger.recovering import recovery_driver as recoverer_module
+from dlcore.ledger.recovering import recovery as recovery_module
 from dlcore.ledger.writing.appender import AppenderState, LedgerAppender
 from dlcore.metadata.port import ANY_VERSION, SessionState
 from dlcore.ops.autorecovery import (
@@ -134,22 +133,15 @@ def a_closing_writer_undoes_a_swap() -> Iterator[None]:
 )
 def a_closing_recovery_undoes_a_swap() -> Iterator[None]:
     """BOOKKEEPER-584: the same, when a recovery closes the ledger."""
-    store_end = recoverer_module.store_end
+    closed_over = recovery_module.closed_over
 
-    async def undo(pinned: VersionedLedger, *, context: Any, **about: Any) -> LedgerMetadata:
-        read = context.ledger_store.read
+    def undo(
+        stored: LedgerMetadata, *, pinned: LedgerMetadata, **about: Any
+    ) -> LedgerMetadata | None:
+        undone = structs.replace(stored, ensembles=pinned.ensembles)
+        return closed_over(undone, pinned=pinned, **about)
 
-        async def reread(ledger_id: int, **more: Any) -> VersionedLedger:
-            stored = await read(ledger_id, **more)
-            return VersionedLedger(
-                structs.replace(stored.metadata, ensembles=pinned.metadata.ensembles),
-                stored.version,
-            )
-
-        with patch.object(context.ledger_store, "read", reread):
-            return await store_end(pinned, context=context, **about)
-
-    with patch.object(recoverer_module, "store_end", undo):
+    with patch.object(recovery_module, "closed_over", undo):
         yield
 
 

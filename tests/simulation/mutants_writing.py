@@ -136,7 +136,7 @@ def recovery_ends_before_it_wrote_back() -> Iterator[None]:
 def recovery_does_not_ask_for_the_length() -> Iterator[None]:
     """Section 2: a recovery that finds nothing new stores a length of nothing."""
 
-    async def nothing(self: _Recoverer, entry_id: int) -> int:
+    async def nothing(self: _Recoverer, entry_id: int, metadata: LedgerMetadata) -> int:
         return 0
 
     with patch.object(_Recoverer, "_length_at", nothing):

@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers
+from dlcore.base.background import BackgroundTasks, outcome_of, reported_to_callers, together
 from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
@@ -56,7 +56,7 @@ class BookieRegistry:
         registration of a bookie cannot be read, the bookie is left out with a warning.
         """
         directories = (self._paths.bookies_available, self._paths.bookies_readonly)
-        writable, readonly = await asyncio.gather(*map(self._read_directory, directories))
+        writable, readonly = await together(*map(self._read_directory, directories))
         found = {each.bookie: each for each in (*writable, *readonly)}
         return [found[bookie] for bookie in sorted(found)]
 
@@ -149,7 +149,7 @@ class BookieRegistry:
             self._paths.bookie_readonly(bookie.name),
         )
         registrations = [
-            each for each in await asyncio.gather(*map(self._read, paths)) if each is not None
+            each for each in await together(*map(self._read, paths)) if each is not None
         ]
         for registration in registrations:
             if registration.bookie == bookie:

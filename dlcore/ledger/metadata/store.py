@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.base.background import all_of
+from dlcore.base.background import all_of, together
 from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerExistsError,
@@ -187,7 +187,7 @@ class LedgerStore:
         self, paths: Sequence[str], *, fresh: bool = False
     ) -> list[Versioned | None]:
         parts = [paths[at : at + _READ_AT_ONCE] for at in range(0, len(paths), _READ_AT_ONCE)]
-        found = await asyncio.gather(*(self._store.get_many(part, fresh=fresh) for part in parts))
+        found = await together(*(self._store.get_many(part, fresh=fresh) for part in parts))
         return [node for part in found for node in part]
 
     async def write(

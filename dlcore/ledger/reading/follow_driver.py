@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, together
 from dlcore.base.errors import DigestMismatchError, DLError, LedgerReadError, MetadataError
 from dlcore.ledger.reading.follow import (
     AskMembers,
@@ -271,7 +271,7 @@ class LedgerFollower:
                 last_entry_id = await reader.read_last_add_confirmed()
                 return EndRead(last_entry_id, reader.metadata)
             case AskMembers(bookies):
-                answers = await asyncio.gather(*map(self._ask, bookies))
+                answers = await together(*map(self._ask, bookies))
                 return MembersAnswered([each for each in answers if each is not None])
             case CheckLac(ensemble, vouched, claimed):
                 confirmed = await reader.disprove(ensemble, vouched=vouched, claimed=claimed)

@@ -7,7 +7,7 @@ import logging
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import side_tasks
+from dlcore.base.background import side_tasks, together
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -198,7 +198,7 @@ class LedgerReader:
 
     async def disprove(self, ensemble: Ensemble, *, vouched: int, claimed: int) -> int:
         """Return up to where a claimed LAC holds, by the entries that the bookies hold."""
-        held = await asyncio.gather(*map(self._held_by, ensemble.bookies))
+        held = await together(*map(self._held_by, ensemble.bookies))
         confirmed = confirmed_of(
             self._metadata.quorum,
             {position: ranges for position, ranges in enumerate(held) if ranges is not None},

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dlcore.base.background import side_tasks
+from dlcore.base.background import side_tasks, together
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import LedgerReadError, ObjectStoreError
 from dlcore.ledger.port import ColdEntries
@@ -158,7 +158,7 @@ class ColdLedgers(ColdEntries):
             for stored, end in zip(ledger.objects, ends, strict=True)
             if stored.first_entry_id <= last and end > first
         ]
-        layouts = await asyncio.gather(
+        layouts = await together(
             *(self.layout_of(f"{ledger.folder}/{each.name}", each.size_bytes) for each in wanted)
         )
         reader = object()

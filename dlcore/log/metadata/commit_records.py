@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.errors import MetadataVersionError, NoNodeError
 from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.values import CommitRecord
@@ -57,7 +57,7 @@ async def commit_records(
 
     for first in range(0, len(BUCKETS), _BUCKETS_AT_ONCE):
         buckets = BUCKETS[first : first + _BUCKETS_AT_ONCE]
-        lists = await asyncio.gather(*map(paths_below, buckets))
+        lists = await together(*map(paths_below, buckets))
         found = [path for each in lists for path in each]
         for start in range(0, len(found), _RECORDS_AT_ONCE):
             some = found[start : start + _RECORDS_AT_ONCE]

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.errors import CorruptMetadataError
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.log.metadata.values import (
@@ -202,9 +203,7 @@ class LogHistory:
             if node is None or not node.value:
                 raise ChunkMissingError(f"segment {lssn} is missing")
             ends[lssn] = decode(SegmentEnd, node.value, source=self._paths.segment(lssn))
-        chunked = await asyncio.gather(
-            *(self._read_chunks(head, n, end) for n, end in ends.items())
-        )
+        chunked = await together(*(self._read_chunks(head, n, end) for n, end in ends.items()))
         for (lssn, end), found in zip(ends.items(), chunked, strict=True):
             self._chunks.pop(lssn, None)
             self._segments[lssn] = LogSegment(

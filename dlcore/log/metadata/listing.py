@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.config import require
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.metadata.one_node import persistently
@@ -45,7 +45,7 @@ async def list_pages(
     start = 0 if after is None else BUCKETS.index(bucket_of(after))
     for at in range(start, len(BUCKETS), _BUCKETS_AT_ONCE):
         buckets = BUCKETS[at : at + _BUCKETS_AT_ONCE]
-        for names in await asyncio.gather(*(_list_bucket(store, paths, each) for each in buckets)):
+        for names in await together(*(_list_bucket(store, paths, each) for each in buckets)):
             page += [
                 name
                 for name in names

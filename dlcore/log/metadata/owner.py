@@ -35,5 +35,9 @@ class StagingOwner(SessionNode):
         self, store: MetadataStore, paths: NamespacePaths, *, clock: Clock, client_id: str
     ) -> None:
         self.token = clock.new_token()
-        super().__init__(store, paths.staging_owner(self.token))
+        super().__init__(
+            store,
+            paths.staging_owner(self.token),
+            until_then="open appends of this process may be given up as left behind",
+        )
         self.value = encode(StagingProcess(owner=client_id, release=own_release()))

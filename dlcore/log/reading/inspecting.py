@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import AlreadyClosedError
 from dlcore.log.metadata.history import LogHistory
@@ -25,7 +26,7 @@ async def take_status(context: LogContext, log: LogMetadata, snapshot: LogSnapsh
     """Return the status of a log whose `snapshot` was just taken."""
     finder = Finder(context, snapshot)
     ledger_ids = sorted({e.ledger_id for s in snapshot.segments for e in s.extents})
-    at, holder, last, under_replicated = await asyncio.gather(
+    at, holder, last, under_replicated = await together(
         context.logs.read(log),
         context.logs.locks.holder_of(log),
         finder.last_dlsn(),

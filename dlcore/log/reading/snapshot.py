@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dlcore.base.background import together
 from dlcore.base.config import require_kind
 from dlcore.base.errors import LedgerNotFoundError
 from dlcore.base.ids import DLSN
@@ -492,7 +493,7 @@ async def find_places(
         async with limit:
             return await Finder(context, snapshot).place(key)
 
-    return await asyncio.gather(*(find(snapshot, key) for snapshot, key in wanted))
+    return list(await together(*(find(snapshot, key) for snapshot, key in wanted)))
 
 
 async def take_last(context: LogContext, log: LogKey) -> LogSnapshot:

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeAlias
 
+from dlcore.base.background import together
 from dlcore.base.errors import AlreadyClosedError, CorruptMetadataError, DLError, LogNotFoundError
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import require_name
@@ -116,7 +117,7 @@ class LogFollowers:
                 for name, follower in self._followed(names).items()
                 if follower.is_being_written
             }
-            _, early = await asyncio.gather(
+            _, early = await together(
                 persistently(lambda: self._context.store.sync(self._context.paths.heads)),
                 self._refresh({name: follower for name, (follower, _) in being_read.items()}),
             )
@@ -203,7 +204,7 @@ class LogFollowers:
                 self._let_go(name, follower)  # the next call looks it up again
                 return error
 
-        taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(followed)))
+        taken = await together(*(take(name, index) for index, name in enumerate(followed)))
         return dict(zip(followed, taken, strict=True))
 
     def _let_go(self, name: str, follower: NamedFollower) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks, reported_to_callers
+from dlcore.base.background import BackgroundTasks, reported_to_callers, together
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
@@ -68,7 +68,7 @@ class NameLooks:
         for bucket in left:
             del self.due[bucket]  # before the read: a change during it makes the bucket due again
         try:
-            looks = await asyncio.gather(*map(self._read, left))
+            looks = await together(*map(self._read, left))
             for bucket, found in zip(list(left), looks, strict=True):
                 present = await self._present_names(self.known.to_ask(bucket, found))
                 changes = self.known.looked(bucket, found, present)

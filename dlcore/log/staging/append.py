@@ -111,7 +111,7 @@ class CommitDriver:
         async def read() -> tuple[list[Versioned | None], list[int]]:
             if lists is None:
                 return await context.store.get_many(paths, fresh=True), []
-            return await asyncio.gather(
+            return await together(
                 context.store.get_many(paths, fresh=True), list_staged(context, lists)
             )
 

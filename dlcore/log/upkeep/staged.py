@@ -15,7 +15,6 @@ lost extents: reads of objects are planned long ahead, and its objects go once i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from dlcore.base.background import all_of
+from dlcore.base.background import all_of, together
 from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerNotFoundError,
@@ -413,7 +412,7 @@ class StagedStatus(ShownFields):
 async def list_all_staged(context: LogContext) -> list[StagedStatus]:
     """Return the ledgers of all identities that are not settled, by identity and ledger."""
     identities = await list_identities(context)
-    lists = await asyncio.gather(*(list_staged(context, identity) for identity in identities))
+    lists = await together(*(list_staged(context, identity) for identity in identities))
     nodes, _ = await read_readable(context, [ledger_id for ids in lists for ledger_id in ids])
     owners = await persistently(lambda: read_owners(context))
     found = [

@@ -11,6 +11,7 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.errors import DLError, LogNotFoundError
 from dlcore.log.metadata.listing import list_pages
 from dlcore.ops.inspection import seconds_behind
@@ -63,7 +64,7 @@ class SubscriberLags:
         )
         async with aclosing(pages):
             names: list[str] = await anext(pages, [])
-        lags = await asyncio.gather(*map(self._visit, names))
+        lags = await together(*map(self._visit, names))
         self._round |= {name: found for name, found in zip(names, lags, strict=True) if found}
         if len(names) < LOGS_AT_ONCE:
             self._after, self._before, self._round = None, self._round, {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.errors import DLError, NoSuchLedgerError
 from dlcore.ledger.metadata.values import BookieCookie
 from dlcore.metadata.stored import decode_or_tell
@@ -44,7 +44,7 @@ async def ask_replicas(
 ) -> dict[BookieId, Answer]:
     """Return the answers of the ledger's members; bookies that are not registered are not asked."""
     members = sorted(members_of(metadata))
-    answers = await asyncio.gather(
+    answers = await together(
         *(
             ask_replica(context, each, metadata.ledger_id)
             if each in registered

@@ -85,7 +85,11 @@ async def joined(ports: NamespacePorts, *, owner: str) -> AsyncGenerator[None, N
         UnsupportedError: this release lacks a feature of the cluster.
         MetadataError: the store failed.
     """
-    node = SessionNode(ports.store, ports.paths.recovery_member(ports.clock.new_token()))
+    node = SessionNode(
+        ports.store,
+        ports.paths.recovery_member(ports.clock.new_token()),
+        until_then="an upgrade may be finalized without asking this process",
+    )
     node.value = encode(RecoveryMember(owner=owner, release=own_release()))
     try:
         await node.ensure()

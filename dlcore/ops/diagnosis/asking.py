@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dlcore.backends.flight import planning
 from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.base.background import together
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError
 from dlcore.flight import actions
@@ -54,12 +55,13 @@ async def ask_bookies(
 ) -> list[Answer[BookieInfo]]:
     """Return the answer of each registered bookie, by name."""
     ordered = sorted(bookies, key=lambda each: each.bookie)
-    return await asyncio.gather(
+    found = await together(
         *(
             _asked(each.name, lambda each=each: control.ask(each.bookie, each.control_address))  # type: ignore[misc]
             for each in ordered
         )
     )
+    return list(found)
 
 
 async def ask_proxies(
@@ -71,9 +73,10 @@ async def ask_proxies(
         async with Endpoint(location, patience_s=PATIENCE_S / 2, tls=tls, token=token) as calls:
             return await planning.act(calls, actions.HEALTH, NoRequest())
 
-    return await asyncio.gather(
+    found = await together(
         *(_asked(each, lambda each=each: ask(each)) for each in sorted(locations))  # type: ignore[misc]
     )
+    return list(found)
 
 
 async def _asked(server: str, ask: Callable[[], Awaitable[_Report]]) -> Answer[_Report]:

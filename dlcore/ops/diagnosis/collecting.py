@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from dlcore.base.access.tls_in_use import TlsInUse
+from dlcore.base.background import together
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError
 from dlcore.metadata.answers import in_thread
@@ -76,7 +77,7 @@ class Collector:
         clock = SystemClock()
         begun_ms = clock.now_ms()
         self._bundle.values["settings"] = self._settings
-        await asyncio.gather(self._collect_machine(), self._collect_cluster())
+        await together(self._collect_machine(), self._collect_cluster())
         self._bundle.values[MANIFEST] = {
             "format": 1,
             "begun_ms": begun_ms,
@@ -116,12 +117,12 @@ class Collector:
                     servers.append(each)
             return described
 
-        await asyncio.gather(
+        await together(
             self._part("versions", lambda: _threaded(_versions)),
             self._part("machine", lambda: _threaded(describe_machine)),
             self._part("processes", look),
         )
-        await asyncio.gather(*map(self._collect_server, servers))
+        await together(*map(self._collect_server, servers))
 
     async def _collect_server(self, server: Server) -> None:
         label = server.label
@@ -134,7 +135,7 @@ class Collector:
         if server.facts["settings"].get("http_address"):
             metrics = partial(server.metrics, self._tls)
             parts.append(self._part(f"metrics/{label}.txt", lambda: _threaded(metrics)))
-        await asyncio.gather(*parts)
+        await together(*parts)
 
     # The cluster
 
@@ -151,7 +152,7 @@ class Collector:
         (namespace,) = opened
         ports = namespace.ports
         try:
-            await asyncio.gather(
+            await together(
                 self._part("bookies", lambda: self._ask_bookies(namespace)),
                 self._part("proxies", lambda: self._ask_proxies(namespace)),
                 self._part("recovery", lambda: _recovery(namespace)),
@@ -238,9 +239,7 @@ async def _tree(namespace: DirectNamespace, root: str) -> object:
         for path, node in zip(paths, await store.get_many(paths), strict=True):
             if node is not None:
                 nodes[path] = {"bytes": len(node.value), "version": node.version}
-        for path, names in zip(
-            paths, await asyncio.gather(*map(store.get_children, paths)), strict=True
-        ):
+        for path, names in zip(paths, await together(*map(store.get_children, paths)), strict=True):
             waiting += [f"{path}/{name}" for name in names or ()]
     return {"nodes": nodes, "left_out": bool(waiting)}
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.access.tls_in_use import TlsInUse
+from dlcore.base.background import together
 from dlcore.base.errors import DLError
 from dlcore.log.metadata.values import LockHolder, LogKey
 from dlcore.log.reading.subscriptions import list_subscriptions
@@ -68,7 +69,7 @@ class Looker:
             "proxies": self._proxies(),
             "recovery": self._recovery(),
         }
-        found = await asyncio.gather(*map(_in_time, works.values()))
+        found = await together(*map(_in_time, works.values()))
         parts: dict[str, Any] = {}
         problems = {}
         for name, (part, problem) in zip(works, found, strict=True):
@@ -83,8 +84,8 @@ class Looker:
         broken = {name: each for name, each in taken.items() if isinstance(each, DLError)}
         snapshots = {name: each for name, each in taken.items() if not isinstance(each, DLError)}
         keys = [LogKey(name=name, log_id=each.log_id) for name, each in snapshots.items()]
-        owners, subscribers = await asyncio.gather(
-            self._owners(keys), asyncio.gather(*map(self._positions, keys))
+        owners, subscribers = await together(
+            self._owners(keys), together(*map(self._positions, keys))
         )
         return {
             "logs": snapshots,

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.errors import CorruptMetadataError, DLError, LogNotFoundError, MetadataVersionError
 from dlcore.base.isolating import report_defect
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
@@ -71,7 +72,7 @@ async def expire_logs(context: LogContext) -> int:
 
     async for logs in listed_logs(context):
         due = await _due(context, logs)
-        changed += sum(await asyncio.gather(*map(expire, due)))
+        changed += sum(await together(*map(expire, due)))
     return changed
 
 

@@ -18,6 +18,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import together
 from dlcore.base.backoff import Backoff
 from dlcore.base.errors import (
     DLError,
@@ -101,9 +102,7 @@ class RequestedUpkeep:
         requests = [r for r in requests if r not in self._retries or self._retries[r].due_s <= now]
         self._context.rng.shuffle(requests)  # several workers begin at different ends
         waiting = iter(requests)
-        counts = await asyncio.gather(
-            *(self._serve_some(merger, waiting) for merger in self._mergers)
-        )
+        counts = await together(*(self._serve_some(merger, waiting) for merger in self._mergers))
         return sum(counts)
 
     async def _serve_some(self, merger: LogMerger, requests: Iterator[str]) -> int:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, assert_never
 from dlcore.base.access.tls_in_use import LOOK_S
 from dlcore.base.background import BackgroundTasks, together
 from dlcore.base.clock import steady_s, wall_s
-from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
+from dlcore.base.errors import DLError, UnauthenticatedError
 from dlcore.base.http_options import address_of
-from dlcore.base.listening.listener import Listener
+from dlcore.base.listening.listener import Listener, listening_error
 from dlcore.proxy.kafka import entrances, messages
 from dlcore.proxy.kafka.calls import ENTRANCE_OF, Calls, Shared
 from dlcore.proxy.kafka.groups import Groups
@@ -93,7 +93,7 @@ class KafkaServer:
         """Take the port.
 
         Raises:
-            ConfigurationError: the port is taken, or the host is no address of this machine.
+            ConfigurationError: it cannot listen there.
         """
         config = self._config
         at = config.kafka_listens_at
@@ -101,10 +101,8 @@ class KafkaServer:
         try:
             await self._listener.open(at.host, at.port)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on kafka_address={config.kafka_address!r}: the port is taken, or "
-                "the host is no address of this machine"
-            ) from error
+            where = f"kafka_address={config.kafka_address!r}"
+            raise listening_error(where, error) from error
         port = config.kafka_advertised_port or self._listener.sockets[0].getsockname()[1]
         self._tasks.start(self._renew(), name="looking at the certificates for Kafka's clients")
         self._tasks.start(self._look(), name="looking for late clients of Kafka's")
@@ -135,9 +133,11 @@ class KafkaServer:
     async def aclose(self) -> None:
         """Accept no more, and end the connections."""
         self._listener.close()
+        # asyncio reports a connection that it accepted before the listener was closed even now.
+        serving, self._serving = self._serving, None
         await self._tasks.aclose()
-        if self._serving is not None:
-            self._serving[0].groups.close()
+        if serving is not None:
+            serving[0].groups.close()
 
     async def _renew(self) -> None:
         while True:
@@ -161,7 +161,12 @@ class KafkaServer:
         connection = _Connection(reader, writer, *self._serving)
         self._connections.add(connection)
         task = self._tasks.start(connection.run(), name=f"Kafka's client {connection.peer}")
-        task.add_done_callback(lambda _: self._connections.discard(connection))
+        task.add_done_callback(lambda _: self._ended(connection))
+
+    def _ended(self, connection: _Connection) -> None:
+        # Not in `run`: a task that is cancelled before its first step runs no line of it.
+        connection.close()
+        self._connections.discard(connection)
 
 
 class _ClosedError(Exception):
@@ -286,9 +291,11 @@ class _Connection:
             logger.info("Kafka's client %s is sent away: it does not prove who it is", self.peer)
         except (asyncio.IncompleteReadError, OSError) as error:
             logger.debug("Kafka's client %s has left: %s", self.peer, error)
-        finally:
-            self._calls.close()
-            self._link.abort()
+
+    def close(self) -> None:
+        """End the connection, and what its calls hold."""
+        self._calls.close()
+        self._link.abort()
 
     def look(self, now_s: float) -> None:
         """Cut the client off if it is late."""

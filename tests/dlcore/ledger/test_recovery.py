@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
     LedgerRecoveryError,
+    MetadataConnectionError,
+    MetadataVersionError,
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from dlcore.base.machines import CallFailed
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
     Effect,
-    EndLedger,
-    Event,
+    EndRecovery,
     FenceBookie,
     Fenced,
     FenceFailed,
     Found,
     LedgerRecovery,
+    LengthRead,
     Missing,
     ReadEntry,
+    ReadLength,
+    ReadMetadata,
     RecoveryState,
     Signal,
     StartWriteBack,
@@ -36,38 +40,40 @@ from dlcore.ledger.recovering.recovery import (
     WriteBackFailed,
     WrittenBack,
     answer_to,
-    closed_over,
 )
+from dlcore.ledger.writing.appender import MetadataRead, MetadataStored, StoreMetadata
 from tests.fixtures.ledgers import LEDGER_ID, bookie, entry_of, frame_of, metadata_of, quorum_of
-from tests.fixtures.lengths import for_each
+from tests.fixtures.recovery_machine import VERSION, Recovery, begun
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dlcore.base.config import QuorumConfig
     from dlcore.ledger.metadata.values import LedgerMetadata
 
 UNKNOWN = BookieUnavailableError("silent")
-
-
-class Recovery(LedgerRecovery):
-    """A machine that is checked after each event."""
-
-    def handle(self, event: Event) -> list[Effect]:
-        """Take one event."""
-        effects = super().handle(event)
-        self.validate()
-        return effects
+ENSEMBLES = ((0, "ABC"), (5, "ABD"))
+PINNED = metadata_of(*ENSEMBLES, state=LedgerState.IN_RECOVERY)
+RECOVERED = metadata_of(*ENSEMBLES, (8, "AED"), state=LedgerState.IN_RECOVERY)
 
 
 def recovery_of(
     *ensembles: tuple[int, str], quorum: QuorumConfig | None = None, ahead: int = 1
 ) -> LedgerRecovery:
-    """Return a machine for a ledger in recovery."""
-    metadata = metadata_of(
-        *(ensembles or ((0, "ABC"),)), quorum=quorum, state=LedgerState.IN_RECOVERY
-    )
-    machine = Recovery(metadata, read_ahead_max=ahead)
-    machine.validate()
-    return machine
+    """Return a machine that fences the ledger."""
+    return begun(*ensembles, quorum=quorum, ahead=ahead)[0]
+
+
+def ends(effects: list[Effect]) -> list[int]:
+    """Return the last entry that is stored, or with which the ledger's length is asked for."""
+    return [
+        each.entry_id if isinstance(each, ReadLength) else each.metadata.last_entry_id
+        for each in effects
+        if isinstance(each, ReadLength | StoreMetadata)
+    ]
+
+
+FIRST_ENSEMBLES = metadata_of((0, "ABC")).ensembles
 
 
 def reads(entry_id: int, *positions: tuple[int, str]) -> list[ReadEntry]:
@@ -81,7 +87,6 @@ def reads(entry_id: int, *positions: tuple[int, str]) -> list[ReadEntry]:
 def reading(lac: int = -1, *, quorum: QuorumConfig | None = None, ahead: int = 1) -> LedgerRecovery:
     """Return a recovery of ABC that reads its first entry."""
     machine = recovery_of(quorum=quorum, ahead=ahead)
-    machine.handle(Signal.BEGIN)
     for position in range(3):
         machine.handle(Fenced(position, lac))
     return machine
@@ -89,14 +94,14 @@ def reading(lac: int = -1, *, quorum: QuorumConfig | None = None, ahead: int = 1
 
 def test_fencing_goes_to_the_whole_last_ensemble_and_ends_with_coverage() -> None:
     """And the highest LAC is the start."""
-    machine = recovery_of((0, "ABC"), (5, "ABD"))
-    assert machine.handle(Signal.BEGIN) == [
+    machine, effects = begun((0, "ABC"), (5, "ABD"))
+    assert effects == [
         FenceBookie(position=position, bookie=bookie(name)) for position, name in enumerate("ABD")
     ]
     assert machine.handle(Fenced(2, 7)) == []
     assert machine.handle(FenceFailed(0, UNKNOWN)) == []
     assert machine.handle(Fenced(1, 7)) == [
-        StartWriteBack(last_add_confirmed=7),
+        StartWriteBack(pinned=MetadataRead(PINNED, VERSION), last_add_confirmed=7),
         *reads(7, (1, "B"), (2, "D"), (0, "A")),  # how many bytes the next one follows
         *reads(8, (2, "D"), (0, "A"), (1, "B")),
     ]
@@ -106,16 +111,14 @@ def test_fencing_goes_to_the_whole_last_ensemble_and_ends_with_coverage() -> Non
 def test_entries_before_the_last_ensemble_are_taken_as_acknowledged() -> None:
     """BookKeeper's #2615."""
     machine = recovery_of((0, "ABC"), (5, "ABD"))
-    machine.handle(Signal.BEGIN)
     machine.handle(Fenced(0, -1))
     effects = machine.handle(Fenced(1, 2))
-    assert effects[0] == StartWriteBack(last_add_confirmed=4)
+    assert starts(effects) == [4]
 
 
 def test_coverage_of_a_striped_ensemble_is_of_every_write_set() -> None:
     """Three of five leave one write set open."""
     machine = recovery_of((0, "ABCDE"), quorum=quorum_of(5, 3, 2))
-    machine.handle(Signal.BEGIN)
     for position in (0, 1, 2):
         assert machine.handle(Fenced(position, -1)) == []
     assert machine.handle(Fenced(3, -1)) != []
@@ -124,7 +127,6 @@ def test_coverage_of_a_striped_ensemble_is_of_every_write_set() -> None:
 def test_without_coverage_it_aborts_once_everybody_answered() -> None:
     """It does not guess, and says which bookies did not answer."""
     machine = recovery_of()
-    machine.handle(Signal.BEGIN)
     machine.handle(FenceFailed(0, UNKNOWN))
     machine.handle(Fenced(2, -1))
     (effect,) = machine.handle(FenceFailed(1, UNKNOWN))
@@ -139,7 +141,6 @@ def test_without_coverage_it_aborts_once_everybody_answered() -> None:
 def test_answers_before_the_reads_mean_nothing() -> None:
     """They cannot be about anything."""
     machine = recovery_of()
-    machine.handle(Signal.BEGIN)
     assert machine.handle(Found(entry_of(0))) == []
     assert machine.handle(Missing(0, 0)) == []
     assert machine.handle(Unknown(0, 0, UNKNOWN)) == []
@@ -152,10 +153,10 @@ def test_one_copy_recovers_and_two_noes_end() -> None:
     entry = entry_of(0)
     assert machine.handle(Found(entry)) == [WriteBack(entry=entry)]
     assert machine.handle(Found(entry_of(0))) == []  # a second copy
-    assert machine.handle(WrittenBack(0)) == reads(1, (1, "B"), (2, "C"), (0, "A"))
+    assert machine.handle(WrittenBack(0, FIRST_ENSEMBLES)) == reads(1, (1, "B"), (2, "C"), (0, "A"))
     assert machine.handle(Missing(1, 1)) == []
     assert machine.handle(Missing(1, 1)) == []  # the same one again
-    assert machine.handle(Missing(1, 0)) == [EndLedger(last_entry_id=0)]
+    assert ends(machine.handle(Missing(1, 0))) == [0]
     assert machine.handle(Found(entry_of(1))) == []  # decided
 
 
@@ -163,7 +164,7 @@ def test_an_empty_ledger_ends_at_once() -> None:
     """At -1."""
     machine = reading()
     machine.handle(Missing(0, 0))
-    assert machine.handle(Missing(0, 2)) == [EndLedger(last_entry_id=-1)]
+    assert ends(machine.handle(Missing(0, 2))) == [-1]
 
 
 def test_unknown_never_counts_as_no() -> None:
@@ -182,7 +183,7 @@ def test_one_unknown_does_not_hold_up_what_the_others_decide() -> None:
     machine = reading()
     machine.handle(Unknown(0, 0, UNKNOWN))
     machine.handle(Missing(0, 1))
-    assert machine.handle(Missing(0, 2)) == [EndLedger(last_entry_id=-1)]
+    assert ends(machine.handle(Missing(0, 2))) == [-1]
     machine = reading()
     machine.handle(Unknown(0, 0, UNKNOWN))
     assert machine.handle(Found(entry_of(0))) == [WriteBack(entry=entry_of(0))]
@@ -191,9 +192,8 @@ def test_one_unknown_does_not_hold_up_what_the_others_decide() -> None:
 def test_where_all_must_hold_an_entry_one_no_ends_it() -> None:
     """Qw = Qa."""
     machine = recovery_of(quorum=quorum_of(3, 3, 3))
-    machine.handle(Signal.BEGIN)
     machine.handle(Fenced(1, -1))
-    assert machine.handle(Missing(0, 2)) == [EndLedger(last_entry_id=-1)]
+    assert ends(machine.handle(Missing(0, 2))) == [-1]
 
 
 def test_reading_ahead_decides_in_order_and_ends_after_writing_back() -> None:
@@ -206,9 +206,9 @@ def test_reading_ahead_decides_in_order_and_ends_after_writing_back() -> None:
         WriteBack(entry=entry_of(0)),
         WriteBack(entry=entry_of(1)),
     ]
-    assert machine.handle(WrittenBack(0)) == []
-    assert machine.handle(WrittenBack(1)) == [EndLedger(last_entry_id=1)]
-    assert machine.handle(WrittenBack(1)) == []
+    assert machine.handle(WrittenBack(0, FIRST_ENSEMBLES)) == []
+    assert ends(machine.handle(WrittenBack(1, FIRST_ENSEMBLES))) == [1]
+    assert machine.handle(WrittenBack(1, FIRST_ENSEMBLES)) == []
 
 
 def test_an_abort_beyond_a_recovered_entry_still_writes_it_back() -> None:
@@ -219,7 +219,7 @@ def test_an_abort_beyond_a_recovered_entry_still_writes_it_back() -> None:
     effects = machine.handle(Found(entry_of(0)))
     assert effects[0] == WriteBack(entry=entry_of(0))
     assert isinstance(effects[1], AbortRecovery)
-    assert machine.handle(WrittenBack(0)) == []
+    assert machine.handle(WrittenBack(0, FIRST_ENSEMBLES)) == []
 
 
 def test_an_entry_that_cannot_be_written_back_ends_it() -> None:
@@ -234,105 +234,19 @@ def test_an_entry_that_cannot_be_written_back_ends_it() -> None:
         assert "a recovered entry was not written back: silent" in str(abort.error)
         assert abort.error.__cause__ is UNKNOWN
         assert machine.state is RecoveryState.ABORTED
-        for event in (WriteBackFailed(UNKNOWN), WrittenBack(0), Found(entry_of(1))):
+        for event in (
+            WriteBackFailed(UNKNOWN),
+            WrittenBack(0, FIRST_ENSEMBLES),
+            Found(entry_of(1)),
+        ):
             assert machine.handle(event) == []
 
 
-class RandomRecovery:
-    """Some bookies are silent, the others hold what they hold; answers come in any order."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
-        quorum = quorum_of(*rng.choice([(3, 3, 2), (5, 3, 2), (3, 3, 3), (3, 2, 1)]))
-        size = quorum.ensemble_size
-        self.machine = recovery_of((0, "ABCDE"[:size]), quorum=quorum, ahead=rng.choice((1, 3, 16)))
-        self.acked = -1
-        self.holders: list[set[int]] = []
-        for entry_id in range(rng.randint(0, 8)):
-            positions = [(entry_id + i) % size for i in range(quorum.write_quorum_size)]
-            holders = set(rng.sample(positions, rng.randint(0, len(positions))))
-            self.holders.append(holders)
-            if len(holders) >= quorum.ack_quorum_size and self.acked == entry_id - 1:
-                self.acked = entry_id
-        self.silent = set(rng.sample(range(size), rng.choice((0, 0, 1, 2))))
-        self.requests: list[Effect] = []
-        self.written = -1
-        self.ends: list[int] = []
-        self.aborts = 0
-
-    def take(self, effects: list[Effect]) -> None:
-        """Do what needs no bookie; queue the rest."""
-        for effect in effects:
-            match effect:
-                case StartWriteBack(last_add_confirmed=lac):
-                    self.written = lac
-                case WriteBack(entry=entry):
-                    assert entry.entry_id == self.written + 1
-                    self.written += 1
-                    self.requests.append(effect)
-                case EndLedger(last_entry_id=last):
-                    self.ends.append(last)
-                case AbortRecovery():
-                    self.aborts += 1
-                case _:
-                    self.requests.append(effect)
-
-    def answer(self) -> list[Effect]:
-        """Let one of the requests be answered."""
-        effect = self.requests.pop(self.rng.randrange(len(self.requests)))
-        match effect:
-            case FenceBookie(position=position):
-                return self.answer_fence(position)
-            case ReadEntry(entry_id=entry_id, position=position):
-                return self.answer_read(entry_id, position)
-            case _:
-                # Confirmations come in order, whatever arrives first.
-                waiting = [e.entry.entry_id for e in self.requests if isinstance(e, WriteBack)]
-                last = min(waiting, default=self.written + 1) - 1
-                assert isinstance(effect, WriteBack)
-                if last < effect.entry.entry_id:
-                    self.requests.append(effect)
-                    return []
-                return self.machine.handle(WrittenBack(last))
-
-    def answer_fence(self, position: int) -> list[Effect]:
-        """Answer with any LAC that the writer may have sent."""
-        if position in self.silent:
-            return self.machine.handle(FenceFailed(position, UNKNOWN))
-        lac = self.rng.randint(-1, self.acked)
-        return self.machine.handle(Fenced(position, lac))
-
-    def answer_read(self, entry_id: int, position: int) -> list[Effect]:
-        """Answer truthfully, or not at all."""
-        if position in self.silent:
-            return self.machine.handle(Unknown(entry_id, position, UNKNOWN))
-        if entry_id < len(self.holders) and position in self.holders[entry_id]:
-            return self.machine.handle(Found(entry_of(entry_id)))
-        return self.machine.handle(Missing(entry_id, position))
-
-
-@for_each(range(200))
-def test_random_answers_lose_nothing_and_invent_nothing(seed: int) -> None:
-    """Entries of Qa bookies are kept, entries of none are not made, and every run ends."""
-    run = RandomRecovery(seed)
-    run.take(run.machine.handle(Signal.BEGIN))
-    while run.requests:
-        run.take(run.answer())
-    assert len(run.ends) + run.aborts == 1
-    for end in run.ends:
-        assert run.acked <= end
-        assert run.written == end
-        assert all(run.holders[entry_id] for entry_id in range(end + 1))
-    if not run.silent:
-        held = list(itertools.takewhile(bool, run.holders))
-        # Where one no is enough, one bookie that lacks the entry may end it earlier.
-        assert run.ends[0] <= len(held) - 1
-
-
-def claimed(*lacs: int, quorum: QuorumConfig | None = None) -> tuple[LedgerRecovery, list[Effect]]:
+def claimed(
+    *lacs: int, ensembles: Iterable[tuple[int, str]] = (), quorum: QuorumConfig | None = None
+) -> tuple[LedgerRecovery, list[Effect]]:
     """Return a recovery whose bookies returned these LACs, and what it does next."""
-    machine = recovery_of(quorum=quorum, ahead=4)
-    machine.handle(Signal.BEGIN)
+    machine = recovery_of(*ensembles, quorum=quorum, ahead=4)
     effects: list[Effect] = []
     for position, lac in enumerate(lacs):
         effects = machine.handle(Fenced(position, lac))
@@ -382,8 +296,7 @@ def test_a_bookie_that_answers_alone_is_asked_for_the_newest_entry() -> None:
     """It may hold it or not; if not, the whole ensemble's entries are read."""
     quorum = quorum_of(2, 2, 2)
     for holds in (True, False):
-        machine = Recovery(metadata_of((0, "AB"), quorum=quorum, state=LedgerState.IN_RECOVERY))
-        machine.handle(Signal.BEGIN)
+        machine = recovery_of((0, "AB"), quorum=quorum)
         assert [
             each.entry_id for each in machine.handle(Fenced(0, 9)) if isinstance(each, ReadEntry)
         ] == [9, 9]
@@ -399,7 +312,7 @@ def test_an_entry_that_does_not_count_on_from_the_one_before_has_no_owner() -> N
     machine, _ = claimed(5, 5)
     machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50)))
     assert machine.handle(Found(forged)) == []
-    assert refused(machine, 6, 1, 2) == [EndLedger(last_entry_id=5)]
+    assert ends(refused(machine, 6, 1, 2)) == [5]
 
     machine, _ = claimed(5, 5)
     assert machine.handle(Found(forged)) == []
@@ -459,36 +372,119 @@ def test_an_answer_is_a_copy_a_proven_no_or_unknown(error: DLError) -> None:
     assert [type(each) for each in answers(machine, asked[0], frame_of(0))] == [WriteBack]
     machine = reading()
     answers(machine, asked[0], error)
-    assert answers(machine, asked[1], error) == [EndLedger(last_entry_id=-1)]
+    assert ends(answers(machine, asked[1], error)) == [-1]
 
 
-PINNED = metadata_of((0, "ABC"), (5, "ABD"), state=LedgerState.IN_RECOVERY)
-RECOVERED = metadata_of((0, "ABC"), (5, "ABD"), (8, "AED"), state=LedgerState.IN_RECOVERY)
+CONFLICT = MetadataVersionError("another version")
+OPEN = metadata_of(*ENSEMBLES, state=LedgerState.OPEN)
 
 
-def closing(stored: LedgerMetadata) -> LedgerMetadata | None:
-    """Return what a recovery that wrote to one more ensemble stores."""
-    return closed_over(stored, pinned=PINNED, recovered=RECOVERED, last_entry_id=9, length_bytes=99)
+def entering(stored: LedgerMetadata) -> tuple[LedgerRecovery, list[Effect]]:
+    """Return a recovery that found the ledger so, and what it does."""
+    machine = Recovery(LEDGER_ID)
+    machine.handle(Signal.BEGIN)
+    return machine, machine.handle(MetadataRead(stored, VERSION))
 
 
-def test_a_recovery_closes_with_its_own_ensembles_and_the_others_as_they_are_now() -> None:
-    """Auto-recovery may have changed an earlier one meanwhile; what others closed stays."""
+def test_an_open_ledger_is_moved_to_in_recovery_before_it_is_fenced() -> None:
+    """By a compare-and-set: if its writer was first, the ledger is read again."""
+    machine, effects = entering(OPEN)
+    assert effects == [StoreMetadata(PINNED, VERSION)]
+    assert machine.handle(CallFailed(CONFLICT)) == [ReadMetadata()]
+    assert machine.handle(MetadataRead(OPEN, 4)) == [StoreMetadata(PINNED, 4)]
+    fences = machine.handle(MetadataStored(PINNED, 5))
+    assert [type(each) for each in fences] == [FenceBookie] * 3
+    machine.handle(Fenced(0, 4))
+    assert machine.handle(Fenced(1, 4))[0] == StartWriteBack(
+        pinned=MetadataStored(PINNED, 5), last_add_confirmed=4
+    )
+
+
+def test_a_ledger_that_is_closed_needs_no_recovery() -> None:
+    """Its end is the answer, at the first look or after a lost race."""
+    closed = PINNED.closed(last_entry_id=6, length_bytes=7)
+    assert entering(closed)[1] == [EndRecovery(closed=closed)]
+    machine, _ = entering(OPEN)
+    machine.handle(CallFailed(CONFLICT))
+    assert machine.handle(MetadataRead(closed, 4)) == [EndRecovery(closed=closed)]
+    assert machine.state is RecoveryState.ENDED
+
+
+def closing_machine() -> tuple[LedgerRecovery, list[Effect]]:
+    """Return a recovery that wrote entry 5 back to another bookie, and how it stores the end."""
+    machine, _ = claimed(4, 4, ensembles=ENSEMBLES)
+    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50)))
+    machine.handle(WrittenBack(5, RECOVERED.ensembles))
+    return machine, refused(machine, 6, 0, 1)
+
+
+def test_the_end_is_stored_with_the_bookies_that_wrote_back() -> None:
+    """Its length is that of the last frame; late failures of the write back change nothing."""
+    machine, effects = closing_machine()
+    closed = replace(PINNED, ensembles=RECOVERED.ensembles).closed(last_entry_id=5, length_bytes=50)
+    assert effects == [StoreMetadata(closed, VERSION)]
+    assert machine.handle(WriteBackFailed(UNKNOWN)) == []
+    assert machine.handle(CallFailed(CONFLICT)) == [ReadMetadata()]
     repaired = metadata_of((0, "EBC"), (5, "ABD"), state=LedgerState.IN_RECOVERY)
-    closed = closing(repaired)
-    assert closed is not None
-    assert (closed.state, closed.last_entry_id, closed.length_bytes) == (LedgerState.CLOSED, 9, 99)
-    assert closed.ensembles == (*repaired.ensembles[:1], *RECOVERED.ensembles[1:])
-    assert closing(closed) is None
+    (again,) = machine.handle(MetadataRead(repaired, 7))
+    assert isinstance(again, StoreMetadata)
+    assert again.version == 7
+    assert again.metadata.ensembles == (*repaired.ensembles[:1], *RECOVERED.ensembles[1:])
+    assert machine.handle(MetadataStored(again.metadata, 8)) == [EndRecovery(closed=again.metadata)]
+
+
+def test_the_end_that_another_client_stored_is_adopted() -> None:
+    """Two recoveries of one ledger have one result."""
+    machine, _ = closing_machine()
+    machine.handle(CallFailed(CONFLICT))
+    closed = PINNED.closed(last_entry_id=8, length_bytes=53)
+    assert machine.handle(MetadataRead(closed, 7)) == [EndRecovery(closed=closed)]
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "shown"),
     [
-        metadata_of((0, "ABC"), (5, "ABD"), state=LedgerState.OPEN),
-        metadata_of((0, "ABC"), (5, "ABE"), state=LedgerState.IN_RECOVERY),
+        (OPEN, "it is OPEN"),
+        (metadata_of((0, "ABC"), (5, "ABE"), state=LedgerState.IN_RECOVERY), "it is IN_RECOVERY"),
     ],
 )
-def test_a_recovery_closes_nothing_that_is_written_again(changed: LedgerMetadata) -> None:
+def test_a_ledger_that_is_written_again_is_not_closed(changed: LedgerMetadata, shown: str) -> None:
     """Only a writer changes the last ensemble."""
-    with pytest.raises(LedgerRecoveryError, match="ledger 7 changed while it was recovered: it is"):
-        closing(changed)
+    machine, _ = closing_machine()
+    machine.handle(CallFailed(CONFLICT))
+    (abort,) = machine.handle(MetadataRead(changed, 7))
+    assert isinstance(abort, AbortRecovery)
+    assert f"changed while it was recovered: {shown}" in str(abort.error)
+    assert machine.state is RecoveryState.ABORTED
+
+
+@pytest.mark.parametrize("when", ["entering", "storing"])
+def test_a_failure_of_the_store_ends_a_recovery(when: str) -> None:
+    """The caller gets it as it is."""
+    machine, _ = entering(OPEN) if when == "entering" else closing_machine()
+    error = MetadataConnectionError("no answer")
+    assert machine.handle(CallFailed(error)) == [AbortRecovery(error=error)]
+
+
+def measuring() -> LedgerRecovery:
+    """Return a recovery that ends with an entry of an earlier ensemble, which it does not read."""
+    machine, _ = claimed(4, 4, ensembles=ENSEMBLES)
+    assert refused(machine, 5, 0, 1) == [ReadLength(entry_id=4, metadata=PINNED)]
+    return machine
+
+
+def test_the_length_is_that_of_the_last_frame_which_is_read_if_it_was_not() -> None:
+    """A length that was guessed would be believed for ever: without it the ledger stays."""
+    known, _ = claimed(5, 5)
+    known.handle(Found(entry_of(5, body=b"x", ledger_bytes=50)))
+    for effects in (refused(known, 6, 0, 1), measuring().handle(LengthRead(50))):
+        (store,) = effects
+        assert isinstance(store, StoreMetadata)
+        assert store.metadata.length_bytes == 50
+
+    machine = measuring()
+    (abort,) = machine.handle(CallFailed(UNKNOWN))
+    assert isinstance(abort, AbortRecovery)
+    assert isinstance(abort.error, LedgerRecoveryError)
+    assert "its last entry 4 cannot be read, so its length is unknown" in str(abort.error)
+    assert abort.error.__cause__ is UNKNOWN

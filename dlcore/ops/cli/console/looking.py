@@ -16,7 +16,7 @@ import msgspec
 
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.backends.flight.planning import act
-from dlcore.base.background import side_tasks
+from dlcore.base.background import side_tasks, together
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, EndOfStreamError, UnsupportedError
 from dlcore.base.records import NotLessThan, RecordField
@@ -68,7 +68,7 @@ class Looking:
         """
         namespace = self._namespace
         locations = await namespace.get_proxies()
-        healths = await asyncio.gather(*map(self._health, locations[:_PROXIES_MAX]))
+        healths = await together(*map(self._health, locations[:_PROXIES_MAX]))
         found: dict[str, Any] = {"proxies": healths, "bookies": None, "recovery": None}
         with suppress(UnsupportedError):
             bookies = await namespace.get_bookies()
@@ -116,7 +116,7 @@ class Looking:
         """
         names, is_more = values.matching(await self._names(), part, after)
         snapshots = await self._namespace.get_snapshots(names, fresh=True)
-        positions = await asyncio.gather(*map(self._positions, names))
+        positions = await together(*map(self._positions, names))
         now_s = steady_s()
         rows = []
         for name, found in zip(names, positions, strict=True):

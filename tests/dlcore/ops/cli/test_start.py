@@ -49,7 +49,7 @@ def modules_after(statement: str) -> list[str]:
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 110),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 250),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 251),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 218),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 230),
         (

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 from tests.fixtures.tokens import Issuer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from dlcore.backends.direct.log import DirectLog
@@ -559,5 +559,35 @@ def test_requests_that_come_together_are_answered_over_tls(tmp_path: Path) -> No
         for number in range(3):
             await client.answer(messages.FIND_COORDINATOR, 2, number=number + 1)
         client.close()
+
+    with_proxies("a")(scenario)
+
+
+@pytest.mark.parametrize("comes", ["before it", "after it"])
+def test_a_client_that_comes_while_the_proxy_ends_is_sent_away(
+    comes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task may be cancelled before the first step, or asyncio reports it after the end."""
+    connected = servers.KafkaServer._connected
+    reported: list[Callable[[], None]] = []
+
+    def report(self: servers.KafkaServer, *streams: Any) -> None:
+        if comes == "before it":
+            connected(self, *streams)
+            self._tasks.cancel()
+        reported.append(partial(connected, self, *streams))
+
+    async def scenario(served: Proxies) -> None:
+        address = await started(served)
+        monkeypatch.setattr(servers.KafkaServer, "_connected", report)
+        async with raw(address) as client:
+            await until(lambda: bool(reported))
+            kafka = served.servers[-1].kafka
+            assert kafka is not None
+            await kafka.aclose()
+            if comes == "after it":
+                reported[0]()
+            with suppress(ConnectionResetError):
+                assert await client.reader.read() == b""
 
     with_proxies("a")(scenario)
