@@ -386,7 +386,7 @@ class Writing(RuleBasedStateMachine):
             self.stored = change.after
             self.perform(self.machine.feed(HeadChanged(self.stored, self.now_ms)))
 
-    # What holds at any time
+    # Invariants
 
     @invariant()
     def what_is_pending_is_what_is_not_answered(self) -> None:

@@ -25,7 +25,7 @@ BOOKIE = "import bookie.__main__, bookie.server"
 
 FRAMES = ("duckdb", "pandas", "polars", "pyspark", "rich", "dlcore.ops.sandbox")
 GRPC = ("google", "grpc")
-# What is in these three loads when something is asked of them.
+# These three load their contents when something is asked of them.
 ARRAYS = ("crc32c.crc32c", "crc32c._crc32c", "numpy._core", "pyarrow.lib")
 HEAVY = ("bookie", "uvloop", *FRAMES, *GRPC, *ARRAYS)
 WRITERS = ("dlcore.log.writing.append", "dlcore.log.staging", "tomllib")
