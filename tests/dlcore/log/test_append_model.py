@@ -27,6 +27,7 @@ from dlcore.log.metadata.changes import (
 )
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.writing.append import (
     Abort,
     Acknowledge,
@@ -51,7 +52,6 @@ from dlcore.log.writing.append import (
     Suspended,
     WriterState,
 )
-from dlcore.log.writing.producers import Producers
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.appenders import Stepped
 from tests.fixtures.lengths import amount
