@@ -21,10 +21,8 @@ from dlcore.log.reading.rows_reader import AsyncLogReader
 from dlcore.log.staging.faces import StagedAppend, StagingWriter
 from dlcore.log.writing.records_writer import AsyncLogWriter
 
-SUITE = [
-    Path(__file__).parent / f"test_{part}.py"
-    for part in ("logs", "namespaces", "readers", "refusals", "staged", "writers")
-]
+PARTS = ("logs", "namespaces", "readers", "refusals", "renames", "staged", "streams", "writers")
+SUITE = [Path(__file__).parent / f"test_{part}.py" for part in PARTS]
 CLASSES: dict[str, tuple[type[Any], type[Any]]] = {
     "namespace": (Namespace, sync.Namespace),
     "log": (DistributedLogManager, sync.DistributedLogManager),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConditionFailedError,
     ConfigurationError,
-    DLError,
     EndOfStreamError,
     LogEmptyError,
     LogExistsError,
@@ -265,41 +263,6 @@ def test_a_manager_renames_and_deletes_its_log(way: Way) -> None:
             gone()
     with pytest.raises(LogNotFoundError):
         log.rename(old)
-
-
-def test_bytes_are_written_and_read(way: Way) -> None:
-    """As of a file that only grows; a seek moves the reader."""
-    log = way.new_log()
-    with log.open_stream_writer() as stream:
-        assert stream.tell() == 0
-        stream.write(b"hello ")
-        stream.write(b"world")
-        stream.flush()
-    with log.open_stream_writer() as stream:
-        assert stream.tell() == 11
-    with log.open_stream_reader() as stream:
-        assert stream.read() == b"hello world"
-        assert stream.tell() == 11
-        assert stream.seek(6) == 6
-        assert stream.read(3) == b"wor"
-        assert stream.seek(-2, io.SEEK_END) == 9
-        assert stream.read() == b"ld"
-        with pytest.raises(ConfigurationError):
-            stream.skip_to(-1)
-    with log.open_stream_reader(8) as stream:
-        assert stream.read() == b"rld"
-        assert log.truncate(txid=7)
-        stream.seek(2)
-        with pytest.raises(AlreadyTruncatedError, match="were truncated"):
-            stream.read(1)
-    with log.open_stream_reader() as stream, log.open_stream_writer() as writer:
-        assert (stream.tell(), stream.read()) == (6, b"world")
-        writer.write(b"!")
-        writer.mark_end_of_stream()
-        assert (stream.read(), stream.has_ended) == (b"!", True)
-    records = way.new_log(5, 5)
-    with pytest.raises(DLError, match=records.name):
-        records.open_stream_reader(0).read()
 
 
 def test_records_are_appended_on_a_condition(way: Way) -> None:

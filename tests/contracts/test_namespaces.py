@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+from dlcore.base.access.capability import LIFETIME_S_MAX
 from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -15,15 +16,17 @@ from dlcore.base.errors import (
     LedgerNotFoundError,
     LogExistsError,
     LogNotFoundError,
-    OwnershipAcquireFailedError,
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord, NotLessThan, RecordField
 from dlcore.log.metadata.names import LogChangeKind
+from tests.fixtures.staged_records import batch
 from tests.fixtures.ways import new_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fixtures.ways import Way
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -67,38 +70,36 @@ def test_a_log_is_created_with_its_definition(way: Way) -> None:
     assert log.get_settings() == settings
     assert log.get_schema() == SCHEMA
     assert way.new_log().get_schema() is None
+    quorum = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
     with way.only_directly():
-        way.namespace.create_log(new_name(), config=LogConfig(quorum=QuorumConfig()))
-
-
-def test_an_owned_log_keeps_its_name(way: Way) -> None:
-    """A direct writer owns it; a proxy that does so releases it."""
-    namespace, log = way.namespace, way.new_log()
-    with log.open_writer() as writer:
-        writer.write(LogRecord(1, b"1"))
-        writer.flush()
-        if not way.has_proxies:
-            for change in (namespace.delete_log, lambda name: namespace.rename_log(name, "new")):
-                with pytest.raises(OwnershipAcquireFailedError, match="is owned by"):
-                    change(log.name)
-    new = new_name()
-    namespace.rename_log(log.name, new)
-    assert namespace.open_log(new).get_log_record_count() == 1
+        namespace, name = way.namespace, new_name()
+        namespace.create_log(name, config=LogConfig(quorum=quorum))
+        way.write(name, 1)  # each writer uses it
+        (segment,) = namespace.open_log(name).get_log_segments()
+        assert namespace.get_ledger(segment.extents[0].ledger_id).quorum == quorum
 
 
 def test_names_are_listed_by_pages_and_watched(way: Way) -> None:
-    """Only directly: proxies list all at once."""
+    """Each once, also those with long names; only directly, for proxies list all at once."""
     namespace, prefix = way.namespace, new_name() + "/"
-    names = [f"{prefix}{number}" for number in range(5)]
+    names = sorted(
+        {*(f"{prefix}{n}" for n in range(12)), *(f"{prefix}{'ä' * 200}{n}" for n in "ab")}
+    )
     for name in names:
         namespace.create_log(name)
+    assert namespace.get_logs(prefix) == names
+    assert namespace.get_logs(prefix + "1") == [f"{prefix}{n}" for n in ("1", "10", "11")]
     with way.only_directly():
-        pages = list(namespace.list_logs(prefix, page_size=2))
-        assert [len(page) for page in pages] == [2, 2, 1]
+        pages = list(namespace.list_logs("/" + prefix, page_size=5))
+        assert [len(page) for page in pages] == [5, 5, 4]
         listed = [name for page in pages for name in page]
         assert sorted(listed) == names
-        after = list(namespace.list_logs(prefix, after=listed[1]))
-        assert [name for page in after for name in page] == listed[2:]
+        for at in (0, 4, 12, 13):
+            after = list(namespace.list_logs(prefix, after=listed[at]))
+            assert [name for page in after for name in page] == listed[at + 1 :]
+        assert list(namespace.list_logs(prefix + "nothing")) == []
+        with pytest.raises(ConfigurationError, match="page_size=0"):
+            list(namespace.list_logs(prefix, page_size=0))
     with way.only_directly(), namespace.watch_logs(prefix) as watch:
         changes = watch.take(timeout_s=10)
         assert {(each.kind, each.name) for each in changes} <= {
@@ -149,8 +150,9 @@ def test_a_scan_has_the_records_of_its_range(way: Way) -> None:
         capabilities = namespace.grant([[part]], lifetime_s=60)
         assert [len(each) > 0 for each in capabilities] == [True]
     if not way.has_proxies:
-        with pytest.raises(ConfigurationError, match="lifetime_s=0"):
-            namespace.grant([], lifetime_s=0)
+        for lifetime_s in (0, -1, LIFETIME_S_MAX + 1):
+            with pytest.raises(ConfigurationError, match=f"lifetime_s={lifetime_s}: expected 1 … "):
+                namespace.grant([], lifetime_s=lifetime_s)
 
 
 def test_a_merged_reader_has_many_logs_as_one(way: Way) -> None:
@@ -213,10 +215,15 @@ def test_the_cluster_is_seen_directly(way: Way) -> None:
         assert set(namespace.list_ledgers(first=ledger_id, count=1)) == {ledger_id}
         with pytest.raises(LedgerNotFoundError):
             namespace.get_ledger(2**40)
-    with log.open_writer() as writer:  # the records before came through another client
-        writer.write(LogRecord(2, b"2"))
-    with way.only_directly():
-        assert namespace.get_statistics().entries_written > 0
+    namespace = way.open_another()  # which has done nothing yet
+    with namespace.open_log(log.name).open_writer() as writer:
+        writer.write(LogRecord(2, b"2" * 100))
+        writer.flush()
+        with way.only_directly():
+            now = namespace.get_statistics()
+            assert (now.entries_written, now.open_ledgers, now.sessions_lost) == (1, 1, 0)
+            assert now.bytes_written > 100
+            assert now.open_objects == {"AsyncLogWriter": 1}
     with way.only_directly():
         assert list(namespace.get_collector().collect())
 
@@ -244,18 +251,121 @@ def test_a_damaged_log_is_deleted_by_request(way: Way) -> None:
     assert log.get_log_record_count() == 1
 
 
+def test_snapshots_that_are_taken_again(way: Way) -> None:
+    """They are those of another client, after writes, truncation, deletion and a new log."""
+    namespace, log, missing = way.namespace, way.new_log(1, 2), new_name()
+    name = log.name
+
+    def same() -> Any:
+        found = namespace.get_snapshots([name, missing], fresh=True)
+        assert found == {**way.making.get_snapshots([name], fresh=True), missing: None}
+        return found[name]
+
+    first = same()
+    assert same() == first
+    for txid in (3, 4, 5):
+        way.write(name, txid)
+        assert same() != first
+    for truncated in (DLSN(2, 0, 0), DLSN(3, 1, 0)):
+        log.truncate(truncated)
+        assert same().first >= truncated
+    way.making.delete_log(name)
+    assert same() is None
+    way.making.create_log(name)
+    assert same().log_id != first.log_id
+    way.write(name, 1)
+    assert same().first == DLSN(1, 0, 0)
+
+
+def calls_of_namespace(way: Way, namespace: Any, name: str) -> list[Callable[[], object]]:
+    """Return what can be asked of a namespace."""
+    calls: list[Callable[[], object]] = [
+        lambda: namespace.create_log(new_name()),
+        lambda: namespace.delete_log(name),
+        lambda: namespace.rename_log(name, new_name()),
+        lambda: namespace.log_exists(name),
+        lambda: namespace.open_log(name, create_if_missing=True),
+        lambda: namespace.get_snapshots([name]),
+        lambda: namespace.begin_append("job", 2),
+        lambda: namespace.open_staging_writer(identity="job"),
+        lambda: namespace.open_merged_reader([name]),
+        namespace.get_logs,
+        namespace.get_access_rules,
+    ]
+    if not way.has_proxies:
+        calls += [
+            lambda: next(namespace.list_logs()),
+            namespace.watch_logs,
+            namespace.get_bookies,
+            lambda: namespace.get_ledger(1),
+            lambda: namespace.grant([]),
+        ]
+    return calls
+
+
+def calls_of_log(way: Way, log: Any) -> list[Callable[[], object]]:
+    """Return what can be asked of a log."""
+    calls: list[Callable[[], object]] = [
+        log.open_writer,
+        log.open_reader,
+        log.open_stream_writer,
+        log.open_stream_reader,
+        log.read,
+        log.status,
+        log.get_snapshot,
+        log.get_first_dlsn,
+        log.get_last_dlsn,
+        log.get_last_txid,
+        log.get_log_record_count,
+        log.get_schema,
+        log.get_settings,
+        log.get_subscriptions,
+        log.is_end_of_stream_marked,
+        lambda: log.update_settings(compression="lz4"),
+        lambda: log.get_dlsn_not_less_than_txid(1),
+        lambda: log.get_dlsn_not_less_than_timestamp(1),
+        lambda: log.truncate(DLSN(1, 0, 1)),
+        lambda: log.purge_logs_older_than(1),
+        lambda: log.move_subscription("s"),
+        log.mark_end_of_stream,
+        lambda: log.rename(new_name()),
+        log.delete,
+    ]
+    if not way.has_proxies:
+        calls += [log.get_log_segments, log.get_first_active_dlsn, log.recover]
+    return calls
+
+
 def test_a_closed_namespace_says_so(way: Way) -> None:
-    """Also to its logs, readers and writers; it may be closed again."""
-    log = way.new_log(1)
-    namespace = way.open_another()
-    opened = namespace.open_log(log.name)
-    reader = opened.open_reader()
+    """Also to all that was opened on it, by one error; it may be closed again."""
+    making, namespace = way.new_log(1), way.open_another()
+    log = namespace.open_log(making.name)
+    reader = log.open_reader()
+    append = namespace.begin_append(new_name(), 1)
+    staging = namespace.open_staging_writer(identity=new_name())
+    for writing in (append, staging):
+        writing.write_batch(log.name, batch("a"))
+    calls = [
+        *calls_of_namespace(way, namespace, log.name),
+        *calls_of_log(way, log),
+        lambda: reader.read_next(**way.caught_up),
+        lambda: reader.seek(txid=1),
+        lambda: list(reader.records()),
+        lambda: append.write_batch(log.name, batch("a")),
+        append.commit,
+        append.abort,
+        lambda: staging.write_batch(log.name, batch("a")),
+        staging.stage,
+    ]
+    if not way.has_proxies:
+        watch = namespace.watch_logs()
+        calls.append(watch.take)
     for _ in range(2):
         namespace.close()
-    with pytest.raises(AlreadyClosedError):
-        namespace.get_logs()
-    with pytest.raises(AlreadyClosedError):
-        opened.get_snapshot()
-    with pytest.raises(AlreadyClosedError):
-        list(reader.records())
-    assert log.get_log_record_count() == 1
+    for call in calls:
+        with pytest.raises(AlreadyClosedError, match="closed") as caught:
+            call()
+        assert "metadata store" not in str(caught.value)
+    for opened in (reader, append, staging, log):
+        opened.close()
+    assert making.get_log_record_count() == 1

@@ -17,7 +17,6 @@ from dlcore.base.errors import (
     InvalidLogNameError,
     LogExistsError,
     LogNotFoundError,
-    LogRenamedError,
     SchemaMismatchError,
 )
 from dlcore.base.ids import DLSN, TXID_MAX
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from tests.fixtures.ways import Way
 
 INITIAL = DLSN.INITIAL
-NO_NAMES = [b"clicks", "", "a//b", ".hidden", "a b", 5, None]
+NO_NAMES = [b"clicks", "", "a//b", "a/../b", "tail/", ".hidden", "a b", 5, None]
 NO_LISTS = ["clicks", b"clicks", 5, None]
 NO_NUMBERS = ["5", 1.5, True]
 NO_POSITIONS = ["1:0:0", 5, (1, 0, 0)]
@@ -67,6 +66,8 @@ def test_no_log_has_such_a_name(way: Way, name: Any) -> None:
         refuse(way, InvalidLogNameError, name, call, name, "other")
     for call in (namespace.get_snapshots, namespace.get_schemas, namespace.open_merged_reader):
         refuse(way, InvalidLogNameError, name, call, [name])
+    if not way.has_proxies and name is not None:
+        refuse(way, InvalidLogNameError, name, namespace.list_logs, after=name)
     assert namespace.get_logs() == before
 
 
@@ -330,33 +331,3 @@ def test_a_merged_reader_names_logs_once(way: Way) -> None:
         merge([log.name], positions={"other": INITIAL})
     with pytest.raises(ConfigurationError):
         merge([log.name], txid=1, timestamp_ms=1)
-
-
-def test_a_manager_goes_on_after_a_rename_by_another(way: Way) -> None:
-    """It finds its log by the id; only what needs the name is refused, and says the new one."""
-    log = way.new_log(1, 2, 3)
-    old, new = log.name, new_name()
-    with log.open_reader() as reader:
-        way.open_another().rename_log(old, new)
-        status = log.status()
-        assert (status.record_count, status.sealed) == (3, False)
-        assert log.get_first_dlsn() == log.get_snapshot().first
-        assert (log.get_first_txid(), log.get_last_txid()) == (1, 3)
-        assert log.get_log_record_count() == 3
-        assert log.get_last_record().payload == b"3"
-        assert len(list(reader.records())) == 3
-        assert log.read(2).to_arrow().num_rows == 2
-        assert log.move_subscription("s", txid=2) == log.get_dlsn_not_less_than_txid(2)
-        assert log.get_subscriptions() == {"s": log.get_dlsn_not_less_than_txid(2)}
-        assert log.update_settings(retention_s=60).retention_s == 60
-        assert log.truncate(txid=2)
-        assert not log.purge_logs_older_than(2)
-        for call, given in ((log.rename, (new_name(),)), (log.delete, ())):
-            with pytest.raises(LogRenamedError, match=new):
-                call(*given)
-        log.mark_end_of_stream()
-        assert log.is_end_of_stream_marked()
-    way.namespace.delete_log(new)
-    for call in (log.get_snapshot, log.status, log.get_first_dlsn, log.mark_end_of_stream):
-        with pytest.raises(LogNotFoundError):
-            call()

@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 
 import pytest
 
-from dlcore import LogChange, LogChangeKind, LogRecord
+from dlcore import LogChange, LogChangeKind
 from dlcore.base.errors import (
     AlreadyClosedError,
-    LogExistsError,
-    LogNotFoundError,
-    OwnershipAcquireFailedError,
 )
 from dlcore.sync import open_namespace
-
-
-def test_a_log_is_renamed(namespace_uri: str) -> None:
-    """Not while it is written; a reader that waits goes on over it."""
-    with open_namespace(namespace_uri) as namespace, open_namespace(namespace_uri) as other:
-        namespace.create_log("names/a")
-        namespace.create_log("names/taken")
-        log = namespace.open_log("names/a")
-        with log.open_writer() as writer:
-            writer.write(LogRecord(1, b"a"))
-            with pytest.raises(OwnershipAcquireFailedError):
-                other.rename_log("names/a", "names/b")
-        with log.open_reader() as reader:
-            assert [record.txid for record in reader.read_bulk(1)] == [1]
-            with pytest.raises(LogExistsError):
-                other.rename_log("names/a", "names/taken")
-            other.rename_log("names/a", "names/b")
-            with other.open_log("names/b").open_writer() as writer:
-                writer.write(LogRecord(2, b"b"))
-            while not (records := reader.read_bulk(1)):
-                pass
-            assert [record.txid for record in records] == [2]
-        with pytest.raises(LogNotFoundError):
-            namespace.open_log("names/a")
-        renamed = namespace.open_log("names/b")
-        renamed.rename("names/c")
-        assert renamed.name == "names/c"
-        assert namespace.get_logs("names/") == ["names/c", "names/taken"]
-        renamed.delete()
 
 
 def test_logs_are_watched(namespace_uri: str) -> None:
@@ -84,35 +51,3 @@ def test_logs_are_watched(namespace_uri: str) -> None:
         with pytest.raises(AlreadyClosedError):
             watch.take()
         assert list(watch) == []
-
-
-def test_logs_are_listed_in_pages(namespace_uri: str) -> None:
-    """Each once; a loop may end early, and another goes on after the last name of a page."""
-    with open_namespace(namespace_uri) as namespace:
-        names = {f"pages/{i}" for i in range(30)} | {f"pages/{'x' * 400}{i}" for i in range(5)}
-        for name in names:
-            namespace.create_log(name)
-        for page in namespace.list_logs("pages/", page_size=20):
-            first = page
-            break
-        assert len(first) == 20
-        rest = [n for p in namespace.list_logs("pages/", after=first[-1]) for n in p]
-        assert len(rest) == 15
-        assert {*first, *rest} == names
-
-
-def test_statistics(namespace_uri: str) -> None:
-    """Numbers by name, of the blocking face too."""
-    with open_namespace(namespace_uri) as namespace:
-        namespace.create_log("names/counted")
-        with namespace.open_log("names/counted").open_writer() as writer:
-            writer.write(LogRecord(1, b"x" * 100))
-            writer.flush()
-            statistics = dataclasses.asdict(namespace.get_statistics())
-    assert (
-        statistics["entries_written"],
-        statistics["open_ledgers"],
-        statistics["sessions_lost"],
-    ) == (1, 1, 0)
-    assert statistics["bytes_written"] > 100
-    assert statistics["open_objects"] == {"AsyncLogWriter": 1}

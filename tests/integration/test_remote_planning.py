@@ -125,39 +125,6 @@ def test_planned_and_read_remotely(
                 assert here
 
 
-def test_snapshots_that_are_taken_again(
-    direct: Namespace, remote: Namespace, logs: list[str]
-) -> None:
-    """They are those of a call for all, after writes, truncation, deletion and a new log."""
-    name = logs[0]
-    log = direct.open_log(name)
-
-    def same() -> LogSnapshot | None:
-        found = remote.get_snapshots([name, "no/such/log"])
-        assert found == {**direct.get_snapshots([name], fresh=True), "no/such/log": None}
-        return found[name]
-
-    first = same()
-    same()
-    with log.open_writer() as writer:
-        for segment in range(3):
-            writer.write_batch(pa.record_batch({"txid": [900 + segment], "value": [b"x"]}))
-            writer.commit()
-            same()
-    assert same() != first
-    log.truncate(DLSN(3, 1, 0))
-    assert (same() or first).first == DLSN(3, 1, 0)  # type: ignore[union-attr]
-    log.truncate(DLSN(4, 3, 0))
-    same()
-    direct.delete_log(name)
-    assert same() is None
-    direct.create_log(name)
-    same()
-    with direct.open_log(name).open_writer() as writer:
-        writer.write_batch(pa.record_batch({"txid": [1], "value": [b"again"]}))
-    same()
-
-
 def test_logs_that_are_gone_or_unknown(
     direct: Namespace, remote: Namespace, proxy: ProxyProcess, logs: list[str]
 ) -> None:

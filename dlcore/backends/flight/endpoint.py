@@ -359,7 +359,7 @@ class Endpoint(AsyncClosing):
         retries = Retries(self.patience_s)
         location: str | None = None
         while True:
-            self._require_open()
+            self.require_open()
             turn = self.locations.turn
             data = request().SerializeToString()
             call = self._call(location, kind, method, data, within_s=within_s)
@@ -380,7 +380,7 @@ class Endpoint(AsyncClosing):
                         yield data
             except asyncio.CancelledError:
                 if not is_cancelled():
-                    self._require_open()  # `aclose` ends calls by a cancellation
+                    self.require_open()  # `aclose` ends calls by a cancellation
                 raise
             except grpc.aio.AioRpcError as failure:
                 trailing = dict(failure.trailing_metadata() or ())
@@ -413,7 +413,7 @@ class Endpoint(AsyncClosing):
 
         Returns: the call, and the number of the current proxy, which `Locations.failed` takes.
         """
-        self._require_open()
+        self.require_open()
         call = self._call(self.locations.owner_of(log), "stream_stream", "DoPut")
         return call, self.locations.turn
 
@@ -445,7 +445,8 @@ class Endpoint(AsyncClosing):
         self.is_reached = True
         self.locations.is_taken(log)
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise `AlreadyClosedError` once the endpoint is closed."""
         if self._closed:
             raise AlreadyClosedError("the remote namespace is closed")
 

@@ -218,6 +218,7 @@ class FlightNamespace(Namespace):
     ) -> FlightStagedAppend:
         if after is not None:
             self._unsupported("begin_append(after=…)")
+        self._calls.require_open()
         from dlcore.backends.flight.staging import (
             FlightStagedAppend,  # most commands append nothing
         )
@@ -239,6 +240,7 @@ class FlightNamespace(Namespace):
     ) -> FlightStagingWriter:
         from dlcore.backends.flight.staging import FlightStagingWriter
 
+        self._calls.require_open()
         return FlightStagingWriter(self._calls, identity, shared=shared, patience_s=self.patience_s)
 
     @override

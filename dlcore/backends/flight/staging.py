@@ -103,6 +103,7 @@ class FlightStagingWriter(StagingWriter):
     @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         self._require_open()
+        self._calls.require_open()  # records may be kept for long before they are sent
         schema = batch.schema.remove_metadata()
         if self._schema is None:
             self._schema = schema

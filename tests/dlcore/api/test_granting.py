@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from dlcore.base.access.capability import LIFETIME_S_MAX, Grant, LedgerRight, Verifier, parse
-from dlcore.base.errors import AlreadyClosedError, ConfigurationError
+from dlcore.base.access.capability import Grant, LedgerRight, Verifier, parse
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.metadata.capability_keys import ensure_keys
@@ -51,19 +48,5 @@ def test_each_part_gets_what_reads_it_and_no_more() -> None:
         ring = await ensure_keys(context.store, context.paths, context.clock)
         verifier.use(key.public_key for key in ring.keys)
         assert verifier.verify(found[0][0]) == first
-
-    on_namespace(body)
-
-
-@pytest.mark.parametrize("lifetime_s", [0, -1, LIFETIME_S_MAX + 1])
-def test_a_time_that_no_bookie_would_take_is_refused(lifetime_s: int) -> None:
-    """By name and value; and a namespace that is closed grants nothing."""
-
-    async def body(_: MemoryCluster, namespace: DirectNamespace) -> None:
-        with pytest.raises(ConfigurationError, match=f"lifetime_s={lifetime_s}: expected 1 … "):
-            await namespace.grant([], lifetime_s=lifetime_s)
-        await namespace.aclose()
-        with pytest.raises(AlreadyClosedError):
-            await namespace.grant([])
 
     on_namespace(body)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.backends.scanning import ScanClients, scan
-from dlcore.base.config import LedgerClientConfig, LogConfig, QuorumConfig
+from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
-    ConfigurationError,
     CorruptMetadataError,
-    InvalidLogNameError,
     InvalidNamespaceUriError,
     LedgerReadError,
-    LogExistsError,
-    LogNotFoundError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
@@ -38,7 +33,6 @@ from tests.fixtures.simulated_store import SimulatedTree
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import ReadLedgers
@@ -57,49 +51,6 @@ def on_namespace(body: Callable[[MemoryCluster, DirectNamespace], Awaitable[None
     run_in_own_time(asyncio.wait_for(run(), 60))
 
 
-def test_logs_are_created_listed_and_deleted() -> None:
-    """Names are paths; lists are sorted, and filtered by prefix."""
-
-    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
-        for name in ("orders", "/clicks/eu", "clicks/us", "ä"):
-            await namespace.create_log(name)
-        assert await namespace.get_logs() == ["clicks/eu", "clicks/us", "orders", "ä"]
-        assert await namespace.get_logs("clicks/") == ["clicks/eu", "clicks/us"]
-        assert await namespace.log_exists("clicks/eu")
-        with pytest.raises(LogExistsError, match="clicks/eu"):
-            await namespace.create_log("clicks/eu")
-        await namespace.delete_log("clicks/eu")
-        assert not await namespace.log_exists("clicks/eu")
-        for call in (namespace.delete_log, namespace.open_log):
-            with pytest.raises(LogNotFoundError, match="clicks/eu"):
-                await call("clicks/eu")
-
-    on_namespace(body)
-
-
-@pytest.mark.parametrize("name", ["", "a//b", "a b", ".hidden", "a/../b", "tail/"])
-def test_bad_names_are_refused(name: str) -> None:
-    """By every call that takes one."""
-
-    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
-        await namespace.create_log("clicks")
-        for call in (
-            namespace.create_log,
-            namespace.open_log,
-            namespace.log_exists,
-            namespace.delete_log,
-            lambda name: namespace.rename_log(name, "visits"),
-            lambda name: namespace.rename_log("clicks", name),
-            lambda name: anext(namespace.list_logs(after=name)),
-            lambda name: namespace.get_snapshots([name]),
-        ):
-            with pytest.raises(InvalidLogNameError):
-                await call(name)
-        assert await namespace.get_logs() == ["clicks"]
-
-    on_namespace(body)
-
-
 @pytest.mark.parametrize("applied", [True, False])
 def test_a_lost_reply_of_a_creation(*, applied: bool) -> None:
     """If it was applied it is ours, and no error; else the caller learns of no answer."""
@@ -116,23 +67,6 @@ def test_a_lost_reply_of_a_creation(*, applied: bool) -> None:
     on_namespace(body)
 
 
-def test_the_quorum_is_stored_with_the_log() -> None:
-    """Each writer that opens the log uses it."""
-
-    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
-        quorum = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
-        await namespace.create_log("clicks", config=LogConfig(quorum=quorum))
-        log = await namespace.open_log("clicks")
-        async with await log.open_writer() as writer:
-            await writer.write(LogRecord(1, b"a"))
-        (segment,) = await log.get_log_segments()
-        metadata = await namespace.get_ledger(segment.extents[0].ledger_id)
-        assert metadata.quorum == quorum
-        assert len(await namespace.get_bookies()) == 4
-
-    on_namespace(body)
-
-
 def test_a_damaged_log_is_named() -> None:
     """A node that is missing below the log is not taken for an empty log."""
 
@@ -144,18 +78,6 @@ def test_a_damaged_log_is_named() -> None:
         await cluster.stores["a"].delete(cluster.paths.log_of(log.log_id).segment(1))
         with pytest.raises(CorruptMetadataError, match="'clicks': segment 1 is missing"):
             await log.get_snapshot()
-
-    on_namespace(body)
-
-
-def test_a_closed_namespace_says_so() -> None:
-    """Closing twice is harmless."""
-
-    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
-        await namespace.aclose()
-        await namespace.aclose()
-        with pytest.raises(AlreadyClosedError):
-            await namespace.get_logs()
 
     on_namespace(body)
 
@@ -378,33 +300,6 @@ def test_ledgers_that_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> 
     on_namespace(body)
 
 
-def test_logs_are_listed_in_pages() -> None:
-    """Each once, also those with long names; a page has its size, and another goes on after it."""
-
-    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
-        names = {f"many/{i}" for i in range(40)} | {"ä" * 250 + str(i) for i in range(10)}
-        for name in names:
-            await namespace.create_log(name)
-        pages = [page async for page in namespace.list_logs(page_size=15)]
-        assert [len(page) for page in pages] == [15, 15, 15, 5]
-        listed = [name for page in pages for name in page]
-        assert len(listed) == len(set(listed))
-        assert set(listed) == names
-        assert await namespace.get_logs() == sorted(names)
-        for at in (0, 17, 48, 49):
-            rest = [page async for page in namespace.list_logs(after=listed[at])]
-            assert [name for page in rest for name in page] == listed[at + 1 :]
-        of_prefix = [page async for page in namespace.list_logs("/many/1")]
-        assert {n for p in of_prefix for n in p} == {n for n in names if n.startswith("many/1")}
-        assert [page async for page in namespace.list_logs("nothing")] == []
-        with pytest.raises(ConfigurationError, match="page_size=0"):
-            [page async for page in namespace.list_logs(page_size=0)]
-        with pytest.raises(InvalidLogNameError):
-            namespace.list_logs(after="a b")
-
-    on_namespace(body)
-
-
 def test_a_list_has_what_others_completed_before() -> None:
     """Also beside a server that lags; what goes while it is listed is left out."""
 
@@ -440,106 +335,6 @@ def test_a_new_log_is_listed_beside_a_server_that_lags() -> None:
             await cluster.aclose()
 
     run_in_own_time(asyncio.wait_for(run(), 60))
-
-
-Calls: TypeAlias = "list[Callable[[], Awaitable[object]]]"
-
-
-def calls_of_namespace(namespace: DirectNamespace) -> Calls:
-    """Return what can be asked of a namespace."""
-
-    async def next_page() -> list[str]:
-        return await anext(namespace.list_logs())
-
-    async def watch_again() -> None:
-        namespace.watch_logs()
-
-    return [
-        lambda: namespace.create_log("orders"),
-        lambda: namespace.delete_log("clicks"),
-        lambda: namespace.rename_log("clicks", "visits"),
-        lambda: namespace.log_exists("clicks"),
-        lambda: namespace.open_log("clicks", create_if_missing=True),
-        lambda: namespace.get_snapshots(["clicks"]),
-        lambda: namespace.begin_append("job", 2),
-        lambda: namespace.open_staging_writer(identity="job"),
-        namespace.get_logs,
-        next_page,
-        watch_again,
-        namespace.get_bookies,
-        lambda: namespace.get_ledger(1),
-    ]
-
-
-def calls_of_log(log: DirectLog) -> Calls:
-    """Return what can be asked of a log."""
-    return [
-        log.open_writer,
-        log.open_reader,
-        log.open_stream_writer,
-        log.open_stream_reader,
-        log.read,
-        log.get_snapshot,
-        log.get_first_dlsn,
-        log.get_last_dlsn,
-        log.get_last_txid,
-        log.get_log_record_count,
-        log.get_log_segments,
-        log.get_first_active_dlsn,
-        log.is_end_of_stream_marked,
-        log.get_settings,
-        lambda: log.update_settings(compression="lz4"),
-        lambda: log.get_dlsn_not_less_than_txid(1),
-        lambda: log.get_dlsn_not_less_than_timestamp(1),
-        log.recover,
-        lambda: log.truncate(DLSN(1, 0, 1)),
-        lambda: log.purge_logs_older_than(1),
-        log.mark_end_of_stream,
-        lambda: log.rename("visits"),
-        log.delete,
-    ]
-
-
-def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() -> None:
-    """Each object that was opened on it: no caller waits, and no error names its parts."""
-
-    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
-        await namespace.create_log("clicks")
-        log = await namespace.open_log("clicks")
-        async with await log.open_writer() as writer:
-            await writer.write(LogRecord(1, b"a"))
-        reader, stream = await log.open_reader(), await log.open_stream_reader()
-        append = await namespace.begin_append("job", 1)
-        staging = await namespace.open_staging_writer(identity="job")
-        watch = namespace.watch_logs()
-        batch = pa.record_batch({"value": [b"a"]})
-        await append.write_batch("clicks", batch)
-        await staging.write_batch("clicks", batch)
-
-        calls: Calls = [
-            *calls_of_namespace(namespace),
-            *calls_of_log(log),
-            reader.read_next,
-            lambda: reader.seek(txid=1),
-            stream.read,
-            lambda: stream.seek(9),
-            lambda: append.write_batch("clicks", batch),
-            append.commit,
-            append.abort,
-            lambda: staging.write_batch("clicks", batch),
-            staging.stage,
-            watch.take,
-        ]
-        await namespace.aclose()
-        for call in calls:
-            with pytest.raises(AlreadyClosedError, match=r"closed") as caught:
-                async with asyncio.timeout(60):
-                    await call()
-            assert "metadata store" not in str(caught.value)
-        for each in (log, reader, stream, append, staging, watch, namespace):
-            await each.aclose()
-
-    on_namespace(body)
 
 
 def test_statistics_tell_what_was_done_and_what_is_held() -> None:

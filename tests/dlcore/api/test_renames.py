@@ -15,17 +15,12 @@ import pytest
 
 from dlcore.api.copying import copy_log
 from dlcore.base.errors import (
-    AppendAbortedError,
-    AppendMismatchError,
     CorruptMetadataError,
-    InvalidLogNameError,
-    LogExistsError,
     LogNotFoundError,
     LogRenamedError,
     MetadataConnectionError,
     OwnershipAcquireFailedError,
 )
-from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.log.metadata.values import LogKey
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
@@ -69,28 +64,6 @@ def test_a_renamed_log_is_all_there_under_its_new_name() -> None:
     on_log(body)
 
 
-def test_names_that_cannot_be_given() -> None:
-    """A name that is taken, the log's own, one that breaks the rules; of a log that is not there.
-
-    Nothing is changed, and the lock is free again.
-    """
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        await namespace.create_log("orders")
-        for taken in ("orders", "clicks"):
-            with pytest.raises(LogExistsError, match=taken):
-                await namespace.rename_log("clicks", taken)
-        with pytest.raises(InvalidLogNameError, match="a b"):
-            await namespace.rename_log("clicks", "a b")
-        with pytest.raises(LogNotFoundError, match="visits"):
-            await namespace.rename_log("visits", "free")
-        assert await namespace.get_logs() == ["clicks", "orders"]
-        await write(log, 1)
-
-    on_log(body)
-
-
 def test_a_writer_refused_for_a_proxy_learns_what_to_do() -> None:
     """It may own the log for minutes after the last record."""
 
@@ -106,174 +79,7 @@ def test_a_writer_refused_for_a_proxy_learns_what_to_do() -> None:
     on_log(body)
 
 
-def test_a_log_that_is_written_is_not_renamed() -> None:
-    """The error names its writer, which goes on."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = await cluster.open("b")
-        async with await log.open_writer() as writer:
-            with pytest.raises(OwnershipAcquireFailedError, match="'clicks' is owned by a"):
-                await namespace.rename_log("clicks", "visits")
-            await writer.write(LogRecord(1, b"a"))
-        await namespace.rename_log("clicks", "visits")
-        assert await namespace.get_logs() == ["visits"]
-
-    on_log(body)
-
-
-def test_readers_go_on_over_a_rename() -> None:
-    """One that waits at the end gets what is written under the new name."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        await write(log, 1)
-        async with await log.open_reader() as reader:
-            assert [r.txid for r in await reader.read_bulk(1)] == [1]
-            waiting = asyncio.create_task(reader.read_bulk(1))
-            await namespace.rename_log("clicks", "visits")
-            await write(await namespace.open_log("visits"), 2)
-            assert [r.txid for r in await waiting] == [2]
-
-    on_log(body)
-
-
-def test_a_handle_opened_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
-    """For the name may be another log's; the manager that renamed it has the new name."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        other = await (await cluster.open("b")).open_log("clicks")
-        await log.rename("visits")
-        assert log.name == "visits"
-        await cluster.namespaces[0].create_log("clicks")
-        await write(other, 1)
-        assert await log.get_log_record_count() == 1
-        for call in (other.delete, lambda: other.rename("third")):
-            with pytest.raises(LogRenamedError, match="'clicks' is called 'visits' now"):
-                await call()
-        assert await cluster.namespaces[0].get_logs() == ["clicks", "visits"]
-        await log.delete()
-        assert await cluster.namespaces[0].get_logs() == ["clicks"]
-        await other.delete()  # it is gone, under whatever name
-
-    on_log(body)
-
-
-def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
-    """Also for its follower, which asked by the old name before."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        follower = await cluster.open("b")
-        await write(log, 1)
-        before = await follower.get_snapshots(["clicks"])
-        assert before["clicks"] is not None
-        await log.rename("visits")
-        after = await follower.get_snapshots(["clicks", "visits"], fresh=True)
-        assert after["clicks"] is None
-        assert after["visits"] is not None
-        assert after["visits"].log_id == log.log_id
-        await cluster.namespaces[0].create_log("clicks")
-        again = (await follower.get_snapshots(["clicks"], fresh=True))["clicks"]
-        assert again is not None
-        assert again.log_id != log.log_id
-
-    on_log(body)
-
-
-def test_a_staged_append_meets_a_rename() -> None:
-    """Records staged for the log enter it under its new name, once."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        append = await namespace.begin_append("job", 1)
-        await append.write_batch("clicks", pa.record_batch({"value": [b"a", b"b"]}))
-        await log.rename("visits")
-        assert (await append.commit()).committed
-        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
-
-    on_log(body)
-
-
 PAYLOADS = pa.record_batch({"value": [b"a", b"b"]})
-
-
-@pytest.mark.parametrize("applied", [False, True])
-def test_an_append_is_repeated_after_a_rename(*, applied: bool) -> None:
-    """Under the new name it is the same append, to the same log: it is there once."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        async with await namespace.begin_append("job", 7, strict=True) as first:
-            await first.write_batch("clicks", PAYLOADS)
-            if applied:
-                assert (await first.commit()).committed
-        await log.rename("visits")
-        async with await namespace.begin_append("job", 7, strict=True) as second:
-            await second.write_batch("visits", PAYLOADS)
-            assert (await second.commit()).already_committed is applied
-        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
-
-    on_log(body)
-
-
-def test_a_repetition_to_another_log_of_the_old_name_is_refused() -> None:
-    """The committed records are in the log of that name then, and do not count for this one."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        async with await namespace.begin_append("job", 7, strict=True) as first:
-            await first.write_batch("clicks", PAYLOADS)
-            await first.commit()
-        await log.rename("visits")
-        await namespace.create_log("clicks")
-        async with await namespace.begin_append("job", 7, strict=True) as second:
-            await second.write_batch("clicks", PAYLOADS)
-            with pytest.raises(AppendMismatchError, match="nothing of it to 'clicks'"):
-                await second.commit()
-
-    on_log(body)
-
-
-def test_one_append_knows_a_log_by_two_names() -> None:
-    """Tasks that staged before and after the rename staged for one log, in the order given."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        extents = []
-        for name, payload in (("clicks", b"a"), ("visits", b"b")):
-            writer = await namespace.open_staging_writer(identity="job")
-            await writer.write_batch(name, pa.record_batch({"value": [payload]}))
-            extents += await writer.stage()
-            await writer.aclose()
-            if name == "clicks":
-                await log.rename("visits")
-        append = await namespace.begin_append("job", 1)
-        result = await append.commit(list(reversed(extents)))
-        assert result.logs["clicks"] == result.logs["visits"] == (DLSN(1, 0, 0), DLSN(1, 2, 0))
-        assert [r.payload for r in await read_all(log)] == [b"b", b"a"]
-
-    on_log(body)
-
-
-def test_one_append_to_two_logs_of_one_name_is_refused() -> None:
-    """Half of the records would go to a log that has another name by now."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        extents = []
-        for payload in (b"a", b"b"):
-            writer = await namespace.open_staging_writer(identity="job")
-            await writer.write_batch("clicks", pa.record_batch({"value": [payload]}))
-            extents += await writer.stage()
-            await writer.aclose()
-            if payload == b"a":
-                await log.rename("visits")
-                await namespace.create_log("clicks")
-        append = await namespace.begin_append("job", 1)
-        with pytest.raises(AppendAbortedError, match="two logs 'clicks'"):
-            await append.commit(extents)
-        assert await read_all(log) == []
-
-    on_log(body)
 
 
 def test_a_staging_writer_looks_names_up_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import (
     ConfigurationError,
     InvalidLogNameError,
-    OwnershipAcquireFailedError,
 )
 from dlcore.proxy.actions import Actions
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -73,20 +72,3 @@ def test_a_log_that_another_proxy_owns_is_ended_there() -> None:
             assert await (await namespace.open_log("b")).get_log_record_count() == 1
 
     with_proxies("a", "b", "c")(scenario)
-
-
-def test_a_direct_writer_keeps_its_log() -> None:
-    """The refusal comes at once: the caller did not ask to wait for the owner."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start(lock_timeout_s=0.01)
-        async with await open_namespace(served.servers[0].location) as namespace:
-            direct = await served.cluster.namespaces[0].open_log("clicks")
-            async with await direct.open_writer():
-                with pytest.raises(OwnershipAcquireFailedError, match="is owned by direct"):
-                    await namespace.delete_log("clicks")
-                with pytest.raises(OwnershipAcquireFailedError, match="is owned by direct"):
-                    await namespace.rename_log("clicks", "other")
-            assert await namespace.get_logs() == ["clicks"]
-
-    with_proxies("clicks")(scenario)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.backends.flight.namespace import open_namespace
-from dlcore.base.errors import LogNotFoundError, LogRenamedError
+from dlcore.base.errors import LogNotFoundError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.proxy.writing.owned_log import OwnedLog
@@ -175,38 +175,6 @@ def test_a_proxy_lets_go_of_a_log_that_is_no_more(monkeypatch: pytest.MonkeyPatc
         assert not seen[-1].is_lost
         direct = await served.cluster.namespaces[0].open_log("clicks")
         assert len(await read_all(direct)) == 1
-
-    with_proxies("clicks")(scenario)
-
-
-def test_a_renamed_log_is_read_on() -> None:
-    """By its id; a writer gets an error, for a log is owned by its name."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        await write(served, 0, 5)
-        log = await remote(served)
-        reader = await log.open_reader()
-        writer = await log.open_writer()
-        await reader.read_bulk(2)
-        async with await open_namespace(served.servers[0].location) as other:
-            await other.rename_log("clicks", "older")
-        found = await reader.read_bulk(9, until_caught_up=True)
-        assert [each.txid for each in found][-1] == 4
-        await reader.seek(txid=3)
-        assert (await reader.read_bulk(9, until_caught_up=True))[0].txid == 3
-        assert await log.get_last_dlsn() == DLSN(1, 4, 0)
-        assert await log.truncate(DLSN(1, 1, 0))
-        assert (await log.update_settings(retention_s=60)).retention_s == 60
-        for failing in (writer.write(LogRecord(9, b"")), log.open_writer()):
-            with pytest.raises(LogRenamedError, match="is called 'older' by now"):
-                await failing
-        await served.cluster.namespaces[0].create_log("clicks")
-        async with await (await remote(served)).open_writer():
-            with pytest.raises(LogRenamedError, match="is called 'older' by now"):
-                await log.open_writer()
-        await writer.abort()
-        await reader.aclose()
 
     with_proxies("clicks")(scenario)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,41 +74,6 @@ def test_a_writer_that_cannot_be_opened_leaves_nothing(
         else:
             with pytest.raises(LogNotReadyError):
                 await log.open_stream_writer()
-
-    with_proxies("clicks")(scenario)
-
-
-def test_streams_are_files() -> None:
-    """Python uses them like files; they say where they are."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        await asyncio.to_thread(write_and_read, served.servers[0].location)
-
-    def write_and_read(endpoint: str) -> None:
-        with open_blocking(endpoint) as namespace:
-            log = namespace.open_log("clicks")
-            with io.TextIOWrapper(io.BufferedWriter(log.open_stream_writer())) as text:
-                text.writelines(f"line {number}\n" for number in range(100))
-            with log.open_stream_reader() as stream:
-                lines = io.TextIOWrapper(io.BufferedReader(stream)).readlines()
-                assert [int(line.removeprefix("line ")) for line in lines] == list(range(100))
-            writer = log.open_stream_writer()
-            writer.write(b"end")
-            assert repr(writer).startswith(
-                f"<AppendOnlyStreamWriter at {writer.tell()} of <LogWriter"
-            )
-            writer.mark_end_of_stream()
-            writer.close()
-            with log.open_stream_reader(writer.tell() - 3) as stream:
-                assert (stream.readall(), stream.has_ended) == (b"end", True)
-                assert repr(stream) == f"<AppendOnlyStreamReader 'clicks' at {writer.tell()}>"
-            with namespace.open_staging_writer(identity="me") as staging:
-                assert repr(staging) == "<StagingWriter identity='me'>"
-            with namespace.begin_append("me", 1) as append:
-                assert repr(append) == "<StagedAppend 'me' v1>"
-            with namespace.open_merged_reader(["clicks"], txid=writer.tell()) as reader:
-                assert [record.payload for _, record in reader] == [b"end"]
 
     with_proxies("clicks")(scenario)
 

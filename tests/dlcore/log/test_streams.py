@@ -17,7 +17,6 @@ from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
     DLError,
-    EndOfStreamError,
     UnexpectedError,
 )
 from dlcore.base.ids import DLSN
@@ -161,84 +160,6 @@ def test_no_offset_gap_after_a_writer_failed() -> None:
             await writer.write(b"more")
         async with await log.open_stream_reader() as reader:
             assert await reader.read() == b"durablelost"[:start] + b"more"
-
-    on_log(body)
-
-
-def test_skip_to() -> None:
-    """Forward and back to what is readable, and its end; not to what is not there yet."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        async with (
-            await log.open_stream_writer() as writer,
-            await log.open_stream_reader() as reader,
-        ):
-            assert await reader.skip_to(0)
-            assert not await reader.skip_to(1)
-            await writer.write(b"0123")
-            await writer.write(b"456")
-            await writer.flush()
-            for position in (5, 1, 4, 6, 7, 0):
-                assert await reader.skip_to(position)
-                assert reader.tell() == position
-                assert await reader.read() == b"0123456"[position:]
-            assert not await reader.skip_to(8)
-            assert reader.tell() == 7
-            await writer.write(b"789")
-            await writer.flush()
-            assert await reader.skip_to(8)
-            assert await reader.read(1) == b"8"
-
-    on_log(body)
-
-
-def test_past_the_end_of_a_sealed_stream() -> None:
-    """Reading there gives nothing, and says that nothing will come; skipping there fails."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        writer = await log.open_stream_writer()
-        writer.write(b"0123456")
-        await writer.mark_end_of_stream()
-        assert writer.position == 7
-        await writer.aclose()
-        async with await log.open_stream_reader() as reader:
-            assert (await reader.read(4), reader.has_ended) == (b"0123", False)
-            assert (await reader.read(), reader.has_ended) == (b"456", True)
-            assert await reader.read() == b""
-            assert await reader.skip_to(7)
-            assert await reader.read() == b""
-            with pytest.raises(EndOfStreamError, match="sealed and ends at 7, before 8"):
-                await reader.skip_to(8)
-            assert await reader.seek(100) == 100
-            assert (await reader.read(), reader.has_ended) == (b"", True)
-            assert (await reader.seek(3), reader.has_ended) == (3, False)
-            assert await reader.read(2) == b"34"
-        with pytest.raises(EndOfStreamError):
-            await log.open_stream_writer()
-
-    on_log(body)
-
-
-def test_at_the_end_there_is_nothing_until_more_is_written() -> None:
-    """Also past the end, and in a stream that is empty; a buffer is filled as far as it goes."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        ahead = await log.open_stream_reader(position=5)
-        reader = await log.open_stream_reader()
-        assert (await reader.read(), reader.tell(), reader.has_ended) == (b"", 0, False)
-        async with await log.open_stream_writer() as writer:
-            await writer.write(b"abc")
-            await writer.flush()
-            buffer = bytearray(8)
-            assert await reader.readinto(buffer) == 3
-            assert buffer == b"abc" + bytes(5)
-            assert await reader.readinto(buffer) == 0
-            assert await reader.readinto(bytearray()) == 0
-            assert await ahead.read() == b""
-            await writer.write(b"defg")
-            await writer.flush()
-            assert await reader.read(2) == b"de"
-            assert (await ahead.read(), ahead.tell()) == (b"fg", 7)
 
     on_log(body)
 
