@@ -23,7 +23,7 @@ The caller takes steps one at a time.  Mostly a pushed entry comes while the cal
 the last confirmed one.  Then it is offered: a taken entry is in no step, which spares most of the
 work.
 
-The driver (`follow_driver.py`) talks to bookies and the metadata store, and verifies frames.
+The driver (`follow_driver.py`) talks to bookies and the metadata store.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
-from dlcore.base.errors import LedgerReadError
+from dlcore.base.errors import DigestMismatchError, LedgerReadError, MetadataError
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.values import LedgerState, first_followed
+from dlcore.wire.frames import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,9 +129,9 @@ class Control(enum.Enum):
 
 
 class Pushed(NamedTuple):
-    """Event: the followed bookie sent an update; `entries` are those whose digests are right."""
+    """Event: the followed bookie sent an update, with frames that nobody has verified."""
 
-    entries: Sequence[EntryFrame]
+    frames: Sequence[bytes | memoryview]
     last_add_confirmed: int
     fenced: bool
     now: float
@@ -186,9 +187,10 @@ class MetadataRead:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """Event: the answer of a call is unknown; a later cause makes the machine ask again."""
+    """Event: a call has no answer."""
 
     call: Call
+    error: DLError
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """Event: nothing can go on, because the ledger was deleted, or because of a defect."""
+    """Event: nothing can go on, because of a defect."""
 
     error: BaseException
 
@@ -295,6 +297,14 @@ class CheckLac:
 
 
 @dataclass(frozen=True, slots=True)
+class TellDamage:
+    """Effect: log that `bookie` sent a damaged entry."""
+
+    bookie: BookieId
+    error: DigestMismatchError
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """Effect: the waiting caller gets this error; nothing follows."""
 
@@ -312,6 +322,7 @@ Effect: TypeAlias = (
     | AskMembers
     | ReadRange
     | CheckLac
+    | TellDamage
     | Fail
 )
 
@@ -457,8 +468,8 @@ class LedgerFollow(Machine[FollowState]):
                 return [*self._learn(metadata), *self._claimed(last_entry_id, None)]
             case EndFound(last_entry_id):
                 return self._claimed(last_entry_id, None)
-            case CallFailed(call):
-                return self._call_failed(call)
+            case CallFailed(call, error):
+                return self._call_failed(call, error)
             case Checked(claimed, confirmed):
                 return self._checked(claimed, confirmed)
             case Broke(error):
@@ -563,8 +574,9 @@ class LedgerFollow(Machine[FollowState]):
         return [Control.UNFOLLOW]
 
     def _on_pushed(self, update: Pushed) -> list[Effect]:
-        entries, lac, fenced, self._silence.heard_s = update
+        frames, lac, fenced, self._silence.heard_s = update
         source = self._source
+        entries, effects = self._verified(frames)
         source.failures = 0
         if lac > self._lac:
             self._lac, source.lac_from = lac, source.followed
@@ -575,8 +587,24 @@ class LedgerFollow(Machine[FollowState]):
         # A fence announces a recovery, which changes the metadata; the watch may come late.
         if fenced and not self._is_fenced:
             self._is_fenced = True
-            return [*self._refresh(), *self._news()]
-        return self._news() if self._is_first else self._go_on()
+            effects += self._refresh()
+            return effects + self._news()
+        return effects + (self._news() if self._is_first else self._go_on())
+
+    def _verified(
+        self, frames: Sequence[bytes | memoryview]
+    ) -> tuple[list[EntryFrame], list[Effect]]:
+        """Return the good entries; a damaged one is a gap, since another replica has it, too."""
+        ledger_id = self.metadata.ledger_id
+        entries: list[EntryFrame] = []
+        effects: list[Effect] = []
+        for frame in frames:
+            try:
+                entries.append(decode_frame(frame, ledger_id=ledger_id))
+            except DigestMismatchError as error:
+                assert self._source.followed is not None
+                effects.append(TellDamage(self._source.followed, error))
+        return entries, effects
 
     def _news(self) -> list[Effect]:
         """Go on after a bookie sent something; the first step reports the LAC, also alone."""
@@ -659,7 +687,10 @@ class LedgerFollow(Machine[FollowState]):
             effects = self._unfollow()
         return [*effects, *self._go_on()]
 
-    def _call_failed(self, call: Call) -> list[Effect]:
+    def _call_failed(self, call: Call, error: DLError) -> list[Effect]:
+        """Ask again when there is a later cause; without its ledger nothing can go on."""
+        if not isinstance(error, LedgerReadError | MetadataError):
+            return self._fail(error)
         match call:
             case Call.READ_METADATA:
                 # The watch fires again after a reconnection; until then the bookies go on.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from dlcore.base.background import BackgroundTasks, together
-from dlcore.base.errors import DigestMismatchError, DLError, LedgerReadError, MetadataError
+from dlcore.base.errors import DLError
 from dlcore.ledger.reading.follow import (
     AskMembers,
     Broke,
@@ -37,10 +37,10 @@ from dlcore.ledger.reading.follow import (
     ReadRange,
     Refused,
     Signal,
+    TellDamage,
     Tick,
     TickAt,
 )
-from dlcore.wire.frames import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
+    from dlcore.wire.frames import EntryFrame
     from dlcore.wire.port import BookieClient, FollowUpdate, HeldEntries
 
 logger = logging.getLogger(__name__)
@@ -163,8 +164,18 @@ class LedgerFollower:
                 assert self._following is not None
                 self._following.cancel()
                 self._listens.clear()
-            case Call() | AskMembers() | CheckLac() | TickAt() | Pause():
-                self._start(partial(self._call, effect))
+            case Call():
+                self._start(partial(self._feed, partial(self._call, effect)))
+            case AskMembers() | CheckLac() | TickAt() | Pause():
+                self._start(partial(self._feed, partial(self._answer_of, effect)))
+            case TellDamage(bookie, error):
+                logger.warning(
+                    "damaged entry ledger=%d bookie=%s: %s; to do: nothing, other bookies have "
+                    "it; the bookie named repairs its copy",
+                    self._machine.metadata.ledger_id,
+                    bookie,
+                    error,
+                )
             case _:
                 assert_never(effect)
 
@@ -186,7 +197,7 @@ class LedgerFollower:
 
     async def _follow(self, bookie: BookieId, first: int, listens: asyncio.Event) -> None:
         ledger_id = self._machine.metadata.ledger_id
-        take = partial(self._take, bookie, listens)
+        take = partial(self._take, listens)
         updates = self._bookies.follow(bookie, ledger_id=ledger_id, first_entry_id=first, take=take)
         async with aclosing(updates):
             while True:
@@ -199,45 +210,25 @@ class LedgerFollower:
                 # It came while the caller was slow to take the one before.
                 if not listens.is_set():
                     await listens.wait()
-                self._push(bookie, listens, update)
+                self._push(listens, update)
                 # The next update is not requested yet: a slow caller then slows the bookie down.
                 if not listens.is_set():
                     await listens.wait()
 
-    def _take(self, bookie: BookieId, listens: asyncio.Event, update: FollowUpdate) -> bool:
+    def _take(self, listens: asyncio.Event, update: FollowUpdate) -> bool:
         """Take an update at once, without a turn of the event loop, unless the caller is slow."""
         if not listens.is_set():
             return False
         try:
-            self._push(bookie, listens, update)
+            self._push(listens, update)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             self._handle(Broke(error))
         return True
 
-    def _push(self, bookie: BookieId, listens: asyncio.Event, update: FollowUpdate) -> None:
+    def _push(self, listens: asyncio.Event, update: FollowUpdate) -> None:
         self._on_answer()
-        entries = self._verified(bookie, update.frames)
         listens.clear()
-        lac, fenced = update.last_add_confirmed, update.fenced
-        now_s = asyncio.get_running_loop().time()
-        self._handle(Pushed(entries, lac, fenced, now_s))
-
-    def _verified(self, bookie: BookieId, frames: Sequence[bytes | memoryview]) -> list[EntryFrame]:
-        """Return the good entries; another replica has a damaged one, too."""
-        ledger_id = self._machine.metadata.ledger_id
-        entries = []
-        for frame in frames:
-            try:
-                entries.append(decode_frame(frame, ledger_id=ledger_id))
-            except DigestMismatchError as error:
-                logger.warning(
-                    "damaged entry ledger=%d bookie=%s: %s; to do: nothing, other bookies have "
-                    "it; the bookie named repairs its copy",
-                    ledger_id,
-                    bookie,
-                    error,
-                )
-        return entries
+        self._handle(Pushed(*update, asyncio.get_running_loop().time()))
 
     async def _read(self, first: int, last: int, reads_on: asyncio.Event) -> None:
         async with aclosing(self._reader.read(first, last)) as chunks:
@@ -253,28 +244,32 @@ class LedgerFollower:
                 if first <= last:
                     await reads_on.wait()
 
-    async def _call(self, call: Call | AskMembers | CheckLac | TickAt | Pause) -> None:
-        try:
-            event = await self._answer_of(call)
-        except (LedgerReadError, MetadataError) as error:
-            assert isinstance(call, Call)
-            logger.info("%s failed ledger=%d: %s", call, self._machine.metadata.ledger_id, error)
-            event = CallFailed(call)
-        self._handle(event)
+    async def _feed(self, answer: Callable[[], Awaitable[Event]]) -> None:
+        self._handle(await answer())
 
-    async def _answer_of(self, call: Call | AskMembers | CheckLac | TickAt | Pause) -> Event:
-        reader, loop = self._reader, asyncio.get_running_loop()
-        match call:
-            case Call.READ_METADATA:
-                return MetadataRead(await reader.refresh())
-            case Call.READ_END:
-                last_entry_id = await reader.read_last_add_confirmed()
-                return EndRead(last_entry_id, reader.metadata)
+    async def _call(self, call: Call) -> Event:
+        reader = self._reader
+        try:
+            match call:
+                case Call.READ_METADATA:
+                    return MetadataRead(await reader.refresh())
+                case Call.READ_END:
+                    last_entry_id = await reader.read_last_add_confirmed()
+                    return EndRead(last_entry_id, reader.metadata)
+                case _:
+                    assert_never(call)
+        except DLError as error:
+            logger.info("%s failed ledger=%d: %s", call, self._machine.metadata.ledger_id, error)
+            return CallFailed(call, error)
+
+    async def _answer_of(self, asked: AskMembers | CheckLac | TickAt | Pause) -> Event:
+        loop = asyncio.get_running_loop()
+        match asked:
             case AskMembers(bookies):
                 answers = await together(*map(self._ask, bookies))
                 return MembersAnswered([each for each in answers if each is not None])
             case CheckLac(ensemble, vouched, claimed):
-                confirmed = await reader.disprove(ensemble, vouched=vouched, claimed=claimed)
+                confirmed = await self._reader.disprove(ensemble, vouched=vouched, claimed=claimed)
                 return Checked(claimed, confirmed)
             case TickAt(at_s):
                 await asyncio.sleep(at_s - loop.time())
@@ -283,7 +278,7 @@ class LedgerFollower:
                 await asyncio.sleep(after_s)
                 return Signal.PAUSE_OVER
             case _:
-                assert_never(call)
+                assert_never(asked)
 
     async def _ask(self, bookie: BookieId) -> tuple[BookieId, HeldEntries] | None:
         try:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.base.errors import ConfigurationError, LedgerNotFoundError, LedgerReadError
+from dlcore.base.errors import (
+    ConfigurationError,
+    LedgerNotFoundError,
+    LedgerReadError,
+    MetadataConnectionError,
+)
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.reading.follow import (
     TRANSITIONS,
@@ -41,11 +46,13 @@ from dlcore.ledger.reading.follow import (
     ReadRange,
     Refused,
     Signal,
+    TellDamage,
     Tick,
     TickAt,
 )
+from dlcore.wire.frames import encode_frame
 from dlcore.wire.port import HeldEntries
-from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
+from tests.fixtures.ledgers import bookie, bookies, entry_of, frame_of, metadata_of, quorum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +64,7 @@ WANTED = Signal.STEP_WANTED
 OPEN = metadata_of((0, "ABC"))
 LOST = LedgerReadError("no replica")
 GONE = LedgerNotFoundError("deleted")
+AWAY = MetadataConnectionError("no connection")
 
 
 def closed_at(last_entry_id: int, *, names: str = "ABC") -> LedgerMetadata:
@@ -67,6 +75,11 @@ def closed_at(last_entry_id: int, *, names: str = "ABC") -> LedgerMetadata:
 def entries(*ids: int) -> list[EntryFrame]:
     """Return entries as read."""
     return [entry_of(entry_id) for entry_id in ids]
+
+
+def frames(*ids: int) -> list[bytes | memoryview]:
+    """Return the same entries as a bookie sends them."""
+    return [frame_of(entry_id) for entry_id in ids]
 
 
 class Bench:
@@ -84,7 +97,7 @@ class Bench:
 
     def push(self, *ids: int, lac: int, fenced: bool = False) -> list[Effect]:
         """Let the followed bookie push."""
-        return self.handle(Pushed(entries(*ids), lac, fenced, self.now))
+        return self.handle(Pushed(frames(*ids), lac, fenced, self.now))
 
     def tick(self, now: float) -> list[Effect]:
         """Let it be so late."""
@@ -254,7 +267,7 @@ def test_metadata_that_cannot_be_read_is_read_at_the_next_change() -> None:
     """The bookies go on meanwhile."""
     bench = waiting()
     assert bench.handle(Signal.METADATA_CHANGED) == [Call.READ_METADATA]
-    assert bench.handle(CallFailed(Call.READ_METADATA)) == []
+    assert bench.handle(CallFailed(Call.READ_METADATA, AWAY)) == []
     assert bench.handle(Signal.METADATA_CHANGED) == [Call.READ_METADATA]
 
 
@@ -269,12 +282,42 @@ def test_bookies_that_fail_are_followed_in_turn_with_pauses_that_grow() -> None:
         assert bench.handle(MetadataRead(OPEN)) == []
         effects = bench.handle(Signal.PAUSE_OVER)
         assert effects == [Call.READ_METADATA, Follow(bookie("B"), 0)]
-        assert bench.handle(CallFailed(Call.READ_METADATA)) == []
+        assert bench.handle(CallFailed(Call.READ_METADATA, AWAY)) == []
     assert bench.push(lac=-1) == [step(lac=-1)]
     assert bench.handle(FollowFailed()) == []  # the caller works
     assert bench.handle(WANTED) == [Follow(bookie("C"), 0)]
     assert bench.handle(FollowFailed()) == [Follow(bookie("A"), 0)]
     assert bench.handle(FollowFailed()) == [Pause(0.1)]
+
+
+def test_damaged_pushes_are_told_and_read_from_others() -> None:
+    """Also a frame of another ledger; good entries beside them are handed out."""
+    bench = waiting()
+    damaged = bytearray(frame_of(1))
+    damaged[-20] ^= 1
+    sent = [frame_of(0), bytes(damaged), frame_of(2)]
+    tell, offer = bench.handle(Pushed(sent, 2, False, 0.0))
+    assert isinstance(tell, TellDamage)
+    assert tell.bookie == bookie("B")
+    assert offer == step(0, lac=2)
+    assert bench.handle(WANTED) == [ReadRange(1, 1)]
+    assert bench.handle(RangeRead(entries(1))) == [step(1, lac=2)]
+    assert bench.handle(WANTED) == [Offer(entries(2))]
+    foreign = encode_frame(
+        ledger_id=8, entry_id=3, last_add_confirmed=2, ledger_bytes=16, body=[b"body"]
+    )
+    told = bench.handle(Pushed([foreign], 3, True, 0.0))
+    assert [type(each) for each in told[:1]] == [TellDamage]
+    assert told[1:] == [Call.READ_METADATA, ReadRange(3, 3)]
+
+
+def test_a_call_without_a_ledger_ends_it() -> None:
+    """An answer that only failed to come does not."""
+    for call in Call:
+        assert waiting().handle(CallFailed(call, AWAY)) == []
+        bench = waiting()
+        assert bench.handle(CallFailed(call, GONE)) == [Fail(GONE)]
+        assert bench.state is FollowState.ENDED
 
 
 def test_silence_makes_it_ask_all_members() -> None:
@@ -336,7 +379,7 @@ def test_entries_above_every_known_lac_may_be_readable() -> None:
     assert bench.tick(9.5) == [TickAt(10.0)]
     bench = asked(waiting())
     bench.handle(answers(A=knows(-1, (0, 2))))
-    assert bench.handle(CallFailed(Call.READ_END)) == []
+    assert bench.handle(CallFailed(Call.READ_END, LOST)) == []
     assert bench.tick(7.0) == [TickAt(8.0), AskMembers(bookies("ABC"))]
     bench.handle(answers(A=knows(-1, (0, 2))))
     end = bench.handle(EndRead(0, closed_at(0)))
@@ -473,8 +516,8 @@ class World:
                     self.handle(Refused(offered[count:]))
                 else:
                     self.listens = True
-            case FollowStep(frames, _, closed):
-                self.take(frames)
+            case FollowStep(handed_out, _, closed):
+                self.take(handed_out)
                 self.is_over = closed
             case Follow():
                 self.followed, self.listens = effect, True
@@ -507,7 +550,7 @@ class World:
 
     def or_not(self, answer: Event, call: Call) -> Event:
         """Return the answer, mostly."""
-        return CallFailed(call) if self.rng.random() < 0.3 else answer
+        return CallFailed(call, AWAY) if self.rng.random() < 0.3 else answer
 
     def take(self, taken: Sequence[EntryFrame]) -> None:
         """Note what the caller gets."""
@@ -534,7 +577,7 @@ class World:
         lac = self.lac + 3 if is_lie else self.lac
         self.listens = False
         fenced = not self.is_open and self.rng.random() < 0.5
-        self.handle(Pushed(entries(*held), lac, fenced, self.now))
+        self.handle(Pushed(frames(*held), lac, fenced, self.now))
 
     def turn(self) -> None:
         """Let one thing happen."""
