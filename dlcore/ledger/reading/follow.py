@@ -129,7 +129,7 @@ class Control(enum.Enum):
 
 
 class Pushed(NamedTuple):
-    """Event: the followed bookie sent an update, with frames that nobody has verified."""
+    """Event: the followed bookie sent an update, whose frames are not verified."""
 
     frames: Sequence[bytes | memoryview]
     last_add_confirmed: int
