@@ -128,7 +128,7 @@ def _batch_read(
         noop = spark.read.format("bench_noop").options(
             rows=rows, value_bytes=value_bytes, partitions=CORES, columns=columns
         )
-        # What suits Spark best depends on the size of rows: the limit is at its own best.
+        # The size of rows decides which setting suits Spark best: the limit is at its own best.
         bare = max(
             (noop.option("batch_rows", batch_rows).load() for batch_rows in _BATCH_ROWS),
             key=lambda frame: max(read_rate(frame, rows) for _ in range(_TRIES)),

@@ -30,12 +30,9 @@ from dlcore.base.access.tls_in_use import LOOK_S, TlsInUse
 from dlcore.base.access.tls_refusals import own_refusal
 from dlcore.base.background import outcome_of
 from dlcore.base.closing import AsyncClosing
-from dlcore.base.errors import (
-    BookieStorageError,
-    ConfigurationError,
-    DLError,
-)
+from dlcore.base.errors import BookieStorageError, DLError
 from dlcore.base.http_options import address_of
+from dlcore.base.listening.listener import listening_error
 from dlcore.base.listening.operator_port import Operated, operator_port
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace, read_binding
@@ -116,7 +113,8 @@ class BookieServer(AsyncClosing):
         `store` stays the caller's, and is closed after the bookie.
 
         Raises:
-            ConfigurationError: the data folder is in use or another bookie's, the port is taken.
+            ConfigurationError: the data folder is in use or another bookie's, or it
+                cannot listen at its address.
             BookieStorageError: data that was acknowledged may be damaged or missing.
             MetadataError: the metadata store did not answer.
         """
@@ -204,10 +202,8 @@ class BookieServer(AsyncClosing):
                 ),
             )
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on host={config.host!r} port={config.port}: {error}; expected a "
-                "free port, and an address of this machine"
-            ) from error
+            where = f"host={config.host!r} port={config.port}"
+            raise listening_error(where, error) from error
         host = config.advertised_host or config.host
         port = config.advertised_port or server.sockets[0].getsockname()[1]
         self.address = address_of(host, port)

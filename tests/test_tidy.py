@@ -264,11 +264,10 @@ def test_docstrings_name_their_subjects(facts: dict[str, Facts]) -> None:
 
 
 def test_comments_name_their_subjects(sources: dict[str, str]) -> None:
-    """In the product, as docstrings do."""
+    """As docstrings do."""
     assert not [
         f"{name}:{line}: {found}"
         for name, source in sources.items()
-        if is_product(name)
         for line, text in comments_of(source)
         for found in LATE_SUBJECT.findall(text)
     ]

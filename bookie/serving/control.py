@@ -13,7 +13,8 @@ import grpc
 
 from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
 from dlcore.base.clock import SystemClock
-from dlcore.base.errors import ConfigurationError, DLError, WrongIncarnationError
+from dlcore.base.errors import DLError, WrongIncarnationError
+from dlcore.base.listening.listener import listening_error
 from dlcore.base.proto import bookie_pb2 as pb
 from dlcore.base.proto.bookie_pb2_grpc import (
     BookieControlServicer,
@@ -74,7 +75,7 @@ class BookieControl(BookieControlServicer):
         With `tls` and `asks_clients` only clients with a certificate can connect.
 
         Raises:
-            ConfigurationError: the port is in use, or the host is no address of this machine.
+            ConfigurationError: it cannot listen there.
         """
         self._tls = tls
         try:
@@ -85,10 +86,7 @@ class BookieControl(BookieControlServicer):
                     address, tls.server_credentials(asks_clients=asks_clients)
                 )
         except RuntimeError as error:
-            raise ConfigurationError(
-                f"cannot listen on {address} for control: the port is taken, or the host is no "
-                "address of this machine"
-            ) from error
+            raise listening_error(f"{address} for control", error) from error
         await self._server.start()
         return port
 

@@ -105,7 +105,7 @@ class BookieService(Shared[Connection]):
         """Listen for connections at an address; `tls` returns the context for the next ones.
 
         Raises:
-            OSError: the port is taken, or the address is not one of this machine.
+            OSError: it cannot listen there; see `listening_error`.
         """
         listener = Listener(self.new_connection, tls, handshake_s=self.bounds.handshake_s)
         await listener.open(host, port)

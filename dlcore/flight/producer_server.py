@@ -46,7 +46,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.flight.put import sequence_of
 from dlcore.flight.replies import Draining, End, PutReply
-from dlcore.log.writing.producers import Mark
+from dlcore.log.entries.stamp import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -96,8 +96,8 @@ class SessionNode:
             except DLError as error:
                 pause_s = backoff.failed(now_s())
                 logger.warning(
-                    "%s could not be created again: %s; to do: see to ZooKeeper; dlog tries again "
-                    "in %.0f s, and until then %s",
+                    "%s could not be created again: %s; dlog tries again in %.0f s, and until then "
+                    "%s; to do: see to ZooKeeper",
                     self.path,
                     error,
                     pause_s,

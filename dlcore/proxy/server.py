@@ -20,9 +20,9 @@ from dlcore.base.access.tls_in_use import TlsInUse
 from dlcore.base.access.tls_refusals import own_refusal
 from dlcore.base.background import side_tasks
 from dlcore.base.closing import AsyncClosing
-from dlcore.base.errors import ConfigurationError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.base.http_options import http_address_of
+from dlcore.base.listening.listener import listening_error
 from dlcore.base.listening.operator_port import Operated, operator_port
 from dlcore.flight.calls import keepalive_options
 from dlcore.metadata.binding import read_binding
@@ -134,7 +134,7 @@ class ProxyServer(AsyncClosing):
         """Serve a namespace; `open_as` opens it under the proxy's location as its client name.
 
         Raises:
-            ConfigurationError: the port is taken, or the host is no address of this machine.
+            ConfigurationError: it cannot listen there.
             DLError: an error of the namespace.
         """
         async with AsyncExitStack() as steps:
@@ -336,7 +336,4 @@ def _listen(server: grpc.aio.Server, config: ProxyConfig) -> tuple[int, TlsInUse
         credentials = tls.server_credentials(asks_clients=config.asks_clients)
         return server.add_secure_port(config.address, credentials), tls
     except RuntimeError as error:
-        raise ConfigurationError(
-            f"cannot listen on {config.address}: the port is taken, or the host is no address of "
-            "this machine"
-        ) from error
+        raise listening_error(config.address, error) from error

@@ -99,7 +99,7 @@ def test_a_bookie_answers_a_stranger_nothing(
 
     async def scenario() -> None:
         for request in requests:
-            # Of TLS's own alert only a client without TLS sees the bytes.
+            # Only a client without TLS sees the bytes of TLS's own alert.
             assert len(await answers(target, request)) <= (7 if kind == "clear" else 0)
 
     asyncio.run(scenario())

@@ -147,7 +147,7 @@ def test_a_copy_beside_a_bookie_that_answers_is_refused() -> None:
             await establish_identity(copied, store, PATHS, is_answered=answers, **arguments)
         await establish_identity(disk, store, PATHS, is_answered=answers, **arguments)
         assert asked == ["10.0.0.1:3181"] * 2
-        # What answers for a process that is gone does so until its registration has vanished.
+        # Another process answers for one that is gone, until its registration has vanished.
         asked.clear()
 
         async def answers_for_it(address: str) -> bool:

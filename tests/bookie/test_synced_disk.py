@@ -122,7 +122,7 @@ def test_names_are_durable(watched: Watched) -> None:
         await watched.check(disk.delete(["note", "1.log", "never there"]))
         await watched.check(disk.recycle(["2.log"]))
         await disk.aclose()
-        # Of a spare where there are any, which is one more rename and no new file.
+        # A file is made of a spare where there is one, with one more rename and no new file.
         again = RealDisk(watched.root)
         again.open_files.can = again.open_files.can._replace(allocate=True)
         await watched.check(again.recycle(["3.log"]))

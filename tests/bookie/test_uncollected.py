@@ -59,7 +59,7 @@ REQUESTS: dict[str, list[Message | bytes]] = {
 
 def is_part(each: object) -> bool:
     """Return whether it is an error, or a part of a connection."""
-    # Of a class in C the module may be no text.
+    # The module of a class in C may be no text.
     module = str(type(each).__module__)
     return isinstance(each, DLError) or module.startswith("bookie.serving.")
 

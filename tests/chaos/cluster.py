@@ -367,7 +367,7 @@ class Cluster:
             return dataclasses.replace(work, tailed=LOGS)
         return dataclasses.replace(work, recovered=(LOCKED, CONTENDED, SOLO))
 
-    # What goes on
+    # Processes and clients
 
     def poll(self) -> None:
         """Take new events into the history."""

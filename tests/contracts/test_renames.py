@@ -1,7 +1,7 @@
 """Over all ways a log keeps its records when it is renamed, and has one name at a time.
 
-Goal: clients that know a log by an earlier name go on with the same log, or get an error; none gets
-another log that has the name by then.  Method: each test renames a log that something has open.
+Goal: a client that knows a log by an earlier name goes on with the same log, or gets an error, and
+never another log with that name.  Method: each test renames a log that something has open.
 """
 
 from __future__ import annotations

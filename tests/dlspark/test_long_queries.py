@@ -150,7 +150,7 @@ def test_tasks_that_run_twice_at_once_are_committed_once(query: LongQuery) -> No
             assert len(ledgers) == 2, "each has a writer of its own"
             query.commit(attempts[number % 2])
             assert query.payloads() == [b"%d" % n for n in range(number + 1)]
-    # What did not count is not kept for each batch: it goes soon after the answer to a commit.
+    # Ledgers that did not count go soon after the answer to a commit.
     wait_until(
         lambda: len(list_staged(query.namespace.uri, query.identity)[0]) <= 2, timeout_s=WAIT_S
     )

@@ -18,7 +18,7 @@ _SAME_ON_ALL = (
     # Searches, each of which runs the machines that unit tests run, too.
     "tests/model",
     "tests/simulation",
-    # What the files of the repository say, and the tools that read them.
+    # Tests of the texts of the repository's files, and of the tools that read them.
     "tests/tools",
     "tests/test_architecture_pages.py",
     "tests/test_circles.py",

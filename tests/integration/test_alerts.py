@@ -264,7 +264,7 @@ def test_an_export_that_fails(watched: Watched, tmp_path: Path, shell: Shell) ->
         place.unlink()
         operator.act("DlogExportOld")
         wait_until(lambda: shell.json("autorecovery", "status")["exported"], timeout_s=WAIT_S)
-        # So that the next one does not get due while the machine is busy.
+        # The next one must not become due while the machine is busy.
         shell.text("cluster", "settings", "--set", "autorecovery.export_every_s=3600")
         require_fires(["DlogExportOld"], tmp_path, before, during, watched.look)
     finally:

@@ -70,7 +70,7 @@ def child_of_its_own():
 """
 
 WAYS = {
-    # What py4j's gateway does to start the JVM.
+    # As py4j's gateway starts the JVM.
     "subprocess with preexec_fn": """
         failed = 0
         for _ in range(count):

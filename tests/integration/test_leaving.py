@@ -210,7 +210,7 @@ def test_termination_by_default_keeps_what_was_flushed(
     assert end(process) == (-signal.SIGTERM, "")
     with namespace.open_log(log, config=LogConfig(lock_timeout_s=60)) as manager:
         manager.open_writer().close()
-    # What waits is sent in the background, after some milliseconds.
+    # Waiting records are sent in the background, after some milliseconds.
     found = txids_of(namespace, log)
     assert found == list(range(1, len(found) + 1))
     assert 3 <= len(found) <= 6

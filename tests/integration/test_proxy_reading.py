@@ -315,7 +315,7 @@ def test_many_who_wait_or_stand_still(sandbox: Sandbox, log: DistributedLogManag
             whole = connected.do_get(ticket(log.name, columns=columns)).read_all()
             assert whole.num_rows == 40
         grown_kb = resident_kb(proxy.process.pid) - waiting_kb
-        # What is sent is there twice, as gRPC copies it; the ring; what the allocator keeps; calls.
+        # Messages twice, as gRPC copies them; the ring; memory that the allocator keeps; calls.
         assert grown_kb < 110_000 + 100 * STANDING, "of those who stand still"
         for each in (*waiting, *behind):
             each.cancel()

@@ -215,7 +215,7 @@ def test_the_level_of_a_module_changes(
             process.send_signal(signal.SIGHUP)
             (*lines, line) = map(json.loads, await log.until("the configuration stays as it was"))
             assert "log_level='loud': expected one of debug" in line["message"]
-            # Of a busy machine others may warn meanwhile.
+            # On a busy machine others may warn meanwhile.
             assert not [each for each in lines if each["logger"] == line["logger"]]
             assert {each["level"] for each in lines} <= {"warning", "error"}
             process.send_signal(signal.SIGTERM)

@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from tests.model import appends, producers
+from tests.model import appends, lacs, producers
 from tests.model.scopes import LARGE, SMALL
 from tests.model.search import search
 from tests.model.system import Protocol
@@ -33,6 +33,11 @@ def main() -> int:
             found = producers.search(model, states_max=arguments.states)
             is_broken |= bool(found.violation)
             print(f"appends, {name}: {found}", flush=True)
+    for name, of_lacs in (lacs.SMALL | lacs.LARGE).items():
+        if arguments.only in name:
+            found = producers.search(lacs.Model(of_lacs), states_max=arguments.states)
+            is_broken |= bool(found.violation)
+            print(f"lacs, {name}: {found}", flush=True)
     for name, each in (producers.SMALL | producers.LARGE).items():
         if arguments.only in name:
             found = producers.search(producers.Model(each), states_max=arguments.states)

@@ -35,10 +35,10 @@ from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.metadata.nodes import head_of
 from dlcore.log.metadata.segment import Extent, StagedExtent
 from dlcore.log.metadata.values import LockHolder, LogHead, LogKey, SegmentEnd, StagedLedger
+from dlcore.log.proxied import turns
+from dlcore.log.proxied.turns import Turns
 from dlcore.log.staging import commit
 from dlcore.log.staging.commit import AppendTerms, Commit
-from dlcore.log.writing import turns
-from dlcore.log.writing.turns import Turns
 from dlcore.metadata.attempts import Store
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Create, Delete, Put, Versioned

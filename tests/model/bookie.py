@@ -52,7 +52,7 @@ class Bookie:
 
     def __init__(self) -> None:
         self.state = LedgerState()
-        self.records: list[bytes | None] = []  # frames; None is a fence
+        self.records: list[bytes | int | None] = []  # frames, LACs; None is a fence
         self.durable = 0
         self.is_doomed = False
 
@@ -74,6 +74,8 @@ class Bookie:
         """`may_answer` says whether what is accepted now becomes durable."""
         if request.kind in ("add", "recovery add"):
             return self._add(request, may_answer=may_answer)
+        if request.kind == "lac":
+            return self._lac(request, may_answer=may_answer)
         return self._read(request, may_answer=may_answer)
 
     def _add(self, request: Message, *, may_answer: bool) -> Sequence[Message]:
@@ -90,6 +92,14 @@ class Bookie:
         self.records.append(request.data)
         self.state.note_entry(frame.entry_id, frame.last_add_confirmed)
         return [request._replace(kind="added", data=b"")] if may_answer else []
+
+    def _lac(self, request: Message, *, may_answer: bool) -> Sequence[Message]:
+        """A LAC that is known is accepted once its record is durable, too."""
+        assert isinstance(request.data, int)
+        if self.state.note_lac(request.data):
+            self.records.append(request.data)
+        is_durable = self.durable == len(self.records)
+        return [request._replace(kind="lac accepted")] if may_answer or is_durable else []
 
     def _read(self, request: Message, *, may_answer: bool) -> Sequence[Message]:
         """Fence first; any answer comes after the fence is durable."""
@@ -111,13 +121,13 @@ class Bookie:
         if held is None:
             return request._replace(kind="missing")
         frame = self.records[held]
-        assert frame is not None
+        assert isinstance(frame, bytes)
         return request._replace(kind="found", data=frame)
 
     def find(self, entry_id: int) -> int | None:
         """Return the place of an entry's record."""
         for place, record in enumerate(self.records):
-            if record is not None and decode_frame(record).entry_id == entry_id:
+            if isinstance(record, bytes) and decode_frame(record).entry_id == entry_id:
                 return place
         return None
 
@@ -125,6 +135,15 @@ class Bookie:
         """Whether the entry is durable here."""
         held = self.find(entry_id)
         return held is not None and held < self.durable
+
+    def durable_lac(self) -> int:
+        """Return the LAC that a crash leaves."""
+        lacs = [
+            decode_frame(each).last_add_confirmed if isinstance(each, bytes) else each
+            for each in self.records[: self.durable]
+            if each is not None
+        ]
+        return max(lacs, default=-1)
 
     def _restart(self, kept: int) -> None:
         self.records = self.records[: self.durable + kept]
@@ -135,6 +154,9 @@ class Bookie:
         for place, record in enumerate(self.records):
             if record is None:
                 index.note_fence(LEDGER_ID)
+                continue
+            if isinstance(record, int):
+                index.note_lac(LEDGER_ID, record)
                 continue
             frame = decode_frame(record)
             index.add_entry(

@@ -1,7 +1,7 @@
 """Both ends of the producer protocol as parts of a model: a client, and a proxy that owns the log.
 
 The machines are the real ones (`dlcore.flight.producer_client`, `dlcore.flight.producer_server` and
-`dlcore.log.writing.producers`).  A part performs their effects: at once, or as outputs.  Messages
+`dlcore.log.proxied.producers`).  A part performs their effects: at once, or as outputs.  Messages
 are the bytes that go over the wire.
 """
 
@@ -20,8 +20,9 @@ from dlcore.flight.put import PutDecoder, PutMessage, PutTarget
 from dlcore.flight.replies import PutReply, Ready
 from dlcore.flight.sending import schema_message
 from dlcore.log.entries.body import batch_of, byte_log_schema
-from dlcore.log.entries.stamp import Claim
-from dlcore.log.writing.producers import Fresh, InFlight, Mark, MarkedRows, Producers
+from dlcore.log.entries.stamp import Claim, Mark
+from dlcore.log.proxied.producers import Fresh, InFlight, Producers
+from dlcore.log.writing.port import MarkedRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

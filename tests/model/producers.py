@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dlcore.base.errors import InvalidEntryError
 from dlcore.log.entries.stamp import decode_stamp
-from dlcore.log.writing.producers import GENERATED_FORGOTTEN_MS, Producers
+from dlcore.log.proxied.producers import GENERATED_FORGOTTEN_MS, Producers
 from tests.model.parts import Parts
 from tests.model.producer_parts import (
     Arrived,

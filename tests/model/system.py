@@ -389,7 +389,7 @@ class Protocol:
         before = state.clients[client - 1]
         return client <= WRITER + 1 or before != self._unbegun[client - 1]
 
-    # What must hold
+    # Promises
 
     def check(self, state: State) -> None:
         """Judge the state.

@@ -12,9 +12,9 @@ import pytest
 
 from dlcore.log.metadata.changes import plan_append
 from dlcore.log.metadata.commits import decide
+from dlcore.log.proxied.turns import Signal, Turns, TurnState
 from dlcore.log.staging import commit
 from dlcore.log.staging.commit import AwaitedLock, HeldLog
-from dlcore.log.writing.turns import Signal, Turns, TurnState
 from dlcore.metadata.port import Put
 from tests.model.appends import LARGE, SMALL, Model, Scope
 from tests.model.producers import search

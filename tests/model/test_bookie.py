@@ -20,6 +20,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
+from tests.model import lacs, producers
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
 from tests.model.search import search
 from tests.model.system import Protocol, Scope
@@ -28,9 +29,13 @@ from tests.simulation.loop import run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.model.parts import Parts
+
 T = TypeVar("T")
 Event = Deliver | Crash
 _TURNS = 25
+CONFIG = StorageConfig(lac_delay_s=1e-12)
+"""A LAC does not wait for the next add to share its flush."""
 _KINDS = {
     LedgerFencedError: "refused",
     BadRequestError: "mismatch",
@@ -69,7 +74,7 @@ class _StoppedDisk(MemoryDisk):
 async def _answers_of(events: Sequence[Event]) -> list[Message]:
     """Return what the real storage answers at the last of `events`."""
     disk = _StoppedDisk()
-    storage = await LedgerStorage.open(disk, StorageConfig(), clock=SystemClock())
+    storage = await LedgerStorage.open(disk, CONFIG, clock=SystemClock())
     requests: list[asyncio.Task[Message]] = []
 
     async def crash(*, keep_cache: bool) -> None:
@@ -82,7 +87,7 @@ async def _answers_of(events: Sequence[Event]) -> list[Message]:
     for event in events:
         if isinstance(event, Crash):
             await crash(keep_cache=event.kept == 1)
-            storage = await LedgerStorage.open(disk, StorageConfig(), clock=SystemClock())
+            storage = await LedgerStorage.open(disk, CONFIG, clock=SystemClock())
             continue
         if event.doomed:
             disk.is_running.clear()
@@ -100,6 +105,10 @@ async def _request(storage: LedgerStorage, request: Message) -> Message:
         match request.kind:
             case "fence":
                 kind, data = "fenced", await storage.reads.read_lac(LEDGER_ID, fence=True)
+            case "lac":
+                assert isinstance(request.data, int)
+                await storage.writes.write_lac(LEDGER_ID, request.data)
+                return request._replace(kind="lac accepted")
             case "read":
                 frame = await storage.reads.read_entry(LEDGER_ID, request.entry_id, fence=True)
                 kind, data = "found", bytes(frame)
@@ -113,13 +122,13 @@ async def _request(storage: LedgerStorage, request: Message) -> Message:
     return request._replace(kind=kind, data=data)
 
 
-def _histories(protocol: Protocol) -> list[tuple[list[Event], list[Message]]]:
+def _histories(parts: Parts) -> list[tuple[list[Event], list[Message]]]:
     """Return a shortest history of every step that bookies took, and its answers in the model."""
     steps: dict[int, list[tuple[Event, int, tuple[Message, ...]]]] = {}
-    for (number, event), (after, answers) in protocol.parts.taken():
+    for (number, event), (after, answers) in parts.taken():
         if isinstance(event, Deliver | Crash):
             steps.setdefault(number, []).append((event, after, answers))
-    first = protocol.parts.number(Bookie())
+    first = parts.number(Bookie())
     histories: dict[int, list[Event]] = {first: []}
     found: list[tuple[list[Event], list[Message]]] = []
     queue = [first]
@@ -127,10 +136,7 @@ def _histories(protocol: Protocol) -> list[tuple[list[Event], list[Message]]]:
         for event, after, answers in steps.get(number, []):
             if isinstance(event, Crash) and event.kept > 1:
                 continue  # a real one writes one batch at a time: the others are in memory
-            if (
-                isinstance(event, Deliver)
-                and event.doomed > protocol.parts.content(after).is_doomed
-            ):
+            if isinstance(event, Deliver) and event.doomed > parts.content(after).is_doomed:
                 continue  # it asked nothing of the disk, and searches do not take this step
             history = [*histories[number], event]
             found.append((history, list(answers)))
@@ -144,8 +150,18 @@ def test_every_step_of_the_model_is_one_of_the_real_storage() -> None:
     """Adds, fences and reads are answered alike, before and after crashes."""
     protocol = Protocol(Scope(entries=2, crashes=1))
     search(protocol, states_max=15_000)
-    histories = _histories(protocol)
-    assert len(histories) > 150
+    _replay(_histories(protocol.parts), at_least=150)
+
+
+def test_lacs_are_accepted_as_by_the_real_storage() -> None:
+    """Only once they are durable, and a crash forgets none of them."""
+    model = lacs.Model(lacs.Scope(appends=2, publishes=0, crashes=1))
+    producers.search(model, states_max=15_000)
+    _replay(_histories(model.parts), at_least=50)
+
+
+def _replay(histories: list[tuple[list[Event], list[Message]]], *, at_least: int) -> None:
+    assert len(histories) > at_least
     for history, expected in histories:
         answers, _ = run(_answers_of(history))
         assert answers == expected, "\n".join(map(str, history))

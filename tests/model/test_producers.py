@@ -13,7 +13,7 @@ import pytest
 
 from dlcore.flight.producer_client import Identity, Outbox, ProducerClient
 from dlcore.flight.producer_server import Ack, StreamAcks
-from dlcore.log.writing.producers import Durable, Fresh, Producers
+from dlcore.log.proxied.producers import Durable, Fresh, Producers
 from tests.model.producers import LARGE, SMALL, Model, Scope, search
 
 if TYPE_CHECKING:

@@ -210,7 +210,7 @@ class Checkers:
         )
         self._check_state(before, metadata)
         self._check_end(metadata)
-        # What a closed ledger holds is committed, though its writer may never have heard of it.
+        # Entries of a closed ledger are committed, though its writer may not have heard of it.
         for entry_id in range(max(history.acked, metadata.last_entry_id) + 1):
             self._check_quorum(metadata, entry_id)
         if before is not None:

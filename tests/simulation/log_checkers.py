@@ -139,7 +139,7 @@ class LogCheckers:
             epoch_ms=epoch_ms,
         )
 
-    # What is appended
+    # Appends
 
     def on_append(self, append: AppendId, rows: Rows) -> None:
         """A client is going to append these rows, or the same ones again."""
@@ -186,13 +186,13 @@ class LogCheckers:
             if log_id in append.ranges:
                 yield Known(append.ranges[log_id][0], append.began_ms)
 
-    # What is written
+    # Writes
 
     def new_writing(self, log_id: str, name: str) -> Writing:
         """Begin to judge the answers that one writer gets."""
         return Writing(self._log(log_id, name), self._owners)
 
-    # What is truncated
+    # Truncation
 
     def on_truncate(self, log_id: str, name: str, dlsn: DLSN) -> None:
         """A client is going to truncate a log below a position."""
@@ -219,7 +219,7 @@ class LogCheckers:
         """Return the highest position that a client began to truncate at."""
         return self._log(log_id, "").truncated
 
-    # What is read
+    # Reads
 
     def new_reading(
         self, log_id: str, name: str, start: DLSN = DLSN.INITIAL, *, promise: str = ONCE
@@ -304,7 +304,7 @@ class LogCheckers:
         first = append.ranges.get(log_id, (DLSN.INITIAL,))[0]
         return first < log.truncated
 
-    # What is stored
+    # Stored state
 
     def on_metadata(self, ops: Iterable[Op]) -> None:
         """The store applied a transaction: every reference is counted, every ledger needed there.

@@ -188,7 +188,7 @@ class Logs:
                 process.client.store.crash_after(steps, process.client.crash_at)
             task = self._world.spawn(self._persist(process, work), client=process.client)
             death = asyncio.ensure_future(process.client.died.wait())
-            # What a dead process had under way may wait for ever.
+            # Calls that a dead process had under way may wait for ever.
             await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
             death.cancel()
             number += 1

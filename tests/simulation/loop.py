@@ -96,7 +96,7 @@ def _collecting_by_steps() -> Iterator[None]:
     """
     gc.disable()
     gc.collect()  # the world of an earlier run, which would stay with all that is frozen
-    # What was there before is not looked at with each step, nor later: where all tests are known
+    # Older objects are not looked at with each step, nor later: where all tests are known
     # it takes a third of a second each time.
     gc.freeze()
     try:

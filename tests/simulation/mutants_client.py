@@ -30,7 +30,7 @@ from dlcore.ledger.recovering import (
     recovery as recovery_module,
     recovery_driver as recoverer_module,
 )
-from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.recovering.recovery import LedgerRecovery, RecoveryState
 from dlcore.ledger.writing import appender as appender_module
 from dlcore.ledger.writing.appender import (
     Add,
@@ -320,7 +320,11 @@ def recovery_takes_silence_for_noes() -> Iterator[None]:
 def recovery_asks_the_bookies_it_added() -> Iterator[None]:
     """BOOKKEEPER-581: after an ensemble change of its own recovery reads from the new ensemble."""
 
+    read_ahead = LedgerRecovery._read_ahead
+
     def follow_the_change(self: LedgerRecovery) -> list[recovery_module.Effect]:
+        if self.state is RecoveryState.CHECKING:
+            return read_ahead(self)
         changed = replace(self._pinned, ensembles=self._ensembles)
         return self._reads.up_to(self._written + self._reads.ahead_max, changed)
 

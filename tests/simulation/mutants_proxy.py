@@ -18,7 +18,7 @@ from dlcore.flight.producer_server import (
     Signal,
     StreamAcks,
 )
-from dlcore.log.writing.producers import Producers
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.ring import Fetched, Ring, RingBudget, RingReader, Run
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.flight.put import StagingTarget
+    from dlcore.log.entries.stamp import Mark
     from dlcore.log.reading.entry_rows import StoredRows
     from dlcore.log.staging.writer import DirectStagingWriter
-    from dlcore.log.writing.producers import Mark
     from dlcore.proxy.reading.following import FollowedLog
     from dlcore.proxy.writing.owned_log import Accepted
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from dlcore.flight.producer_client import Outbox, ProducerClient
-from dlcore.log.writing.producers import Producers
+from dlcore.log.proxied.producers import Producers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import CommitRecord
     from dlcore.log.staging.faces import StagedAppend
 
-# Of the sink
+# The sink
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def a_worker_keeps_the_rows_of_a_failed_task() -> Iterator[None]:
         yield
 
 
-# Of the commit
+# The commit
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def a_commit_tells_what_it_planned_first() -> Iterator[None]:
         yield
 
 
-# Of proxies
+# Proxies
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def proxies_know_no_append_again() -> Iterator[None]:
         yield
 
 
-# Of the remote client
+# The remote client
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ from dlcore.flight import producer_client
 from dlcore.flight.producer_client import Identity, ProducerClient
 from dlcore.flight.producer_server import Begun, Effect, Event, ProducerServer
 from dlcore.flight.tickets import Ticket
-from dlcore.log.entries.stamp import KEPT_MS, Claim, ProducerRow, Stamp
-from dlcore.log.writing import producers as producers_module
-from dlcore.log.writing.producers import Mark, Producers
+from dlcore.log.entries.stamp import KEPT_MS, Claim, Mark, ProducerRow, Stamp
+from dlcore.log.proxied import producers as producers_module
+from dlcore.log.proxied.producers import Producers
 from dlcore.metadata.session_node import SessionNode
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
@@ -213,7 +213,7 @@ def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
     async def early(self: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
         if isinstance(producer, Claim):
             return await begin(self, producer)
-        claim = self._producers.grant(
+        claim = self.extension.producers.grant(
             producer, self._clock.new_token().encode(), now_ms=self._clock.now_ms()
         )
         return claim, claim.base - 1

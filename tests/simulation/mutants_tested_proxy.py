@@ -23,8 +23,8 @@ from dlcore.flight.producer_server import (
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
+from dlcore.log.proxied import extension
 from dlcore.log.staging.commit import HeldLog
-from dlcore.log.writing import opening
 from dlcore.log.writing.append import KnownLog, LogAppender, StartSegment
 from dlcore.log.writing.transmit import OwnExtent
 from dlcore.log.writing.writer import DirectWriter, Pump
@@ -282,12 +282,12 @@ def an_owner_counts_its_entries_from_its_own_extent() -> Iterator[None]:
 @caught_by(f"dlcore/log/test_turns.py::{_MERGED}")
 def producers_are_sought_at_the_end_of_their_segment() -> Iterator[None]:
     """Where the entries of an append may be, which tell of none."""
-    stamps_of = opening._stamps_of
+    stamps_of = extension._stamps_of
 
     async def at_the_end(context: LogContext, segment: LogSegment, _: int) -> Any:
         return await stamps_of(context, segment, segment.closed_entry_count - 1)
 
-    with patch.object(opening, "_stamps_of", at_the_end):
+    with patch.object(extension, "_stamps_of", at_the_end):
         yield
 
 

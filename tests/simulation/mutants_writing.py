@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 from msgspec import structs
 
@@ -13,8 +14,7 @@ from dlcore.base.errors import MetadataConnectionError
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState, write_set
 from dlcore.ledger.reading.follow import FollowState, LedgerFollow
-from dlcore.ledger.recovering.recovery import LedgerRecovery
-from dlcore.ledger.recovering.recovery_driver import _Recoverer
+from dlcore.ledger.recovering.recovery import LedgerRecovery, WriteBack
 from dlcore.ledger.writing.appender import AppenderState, Effect, LedgerAppender, Signal
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.stored import encode
@@ -136,10 +136,24 @@ def recovery_ends_before_it_wrote_back() -> Iterator[None]:
 def recovery_does_not_ask_for_the_length() -> Iterator[None]:
     """Section 2: a recovery that finds nothing new stores a length of nothing."""
 
-    async def nothing(self: _Recoverer, entry_id: int, metadata: LedgerMetadata) -> int:
-        return 0
+    decide, store = LedgerRecovery._decide, LedgerRecovery._store
+    wrote: WeakSet[LedgerRecovery] = WeakSet()
 
-    with patch.object(_Recoverer, "_length_at", nothing):
+    def noting(self: LedgerRecovery) -> Any:
+        effects = decide(self)
+        if any(isinstance(each, WriteBack) for each in effects):
+            wrote.add(self)
+        return effects
+
+    def guess(self: LedgerRecovery) -> Any:
+        if self not in wrote:
+            self._before.size_bytes = 0
+        return store(self)
+
+    with (
+        patch.object(LedgerRecovery, "_decide", noting),
+        patch.object(LedgerRecovery, "_store", guess),
+    ):
         yield
 
 

@@ -364,7 +364,7 @@ class Proxies:
         self.count("live proxy taken for dead", is_wrong)
         return is_wrong or proxy is None or not proxy.serves
 
-    # What clients see of them
+    # Their face for clients
 
     def some_location(self) -> str:
         """Return a location where a proxy serves, or served, if there is one."""

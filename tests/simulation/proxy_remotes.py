@@ -149,7 +149,7 @@ class Program:
         rng = self._rng
         await writer.wait_for_capacity()
         count = rng.choice((1, 1, 3, 8))
-        # What others write meanwhile has the time, too, which may be later.
+        # Records that others write meanwhile have the time, too, which may be later.
         is_single = not is_last and rng.random() < 0.5
         self._count += count
         numbers, payloads = remote.on_write(count)

@@ -89,7 +89,7 @@ class _Answers:
     def __init__(self, proxies: Proxies, begin: partial[Call], method: str) -> None:
         self._proxies = proxies
         self._encode = _result if method == "DoAction" else bytes
-        self._silence_s = QUIET_S if method == "DoGet" else PATIENCE_S
+        self._is_read = method == "DoGet"
         self._begin = begin
         self._call: Call | None = None
 
@@ -104,7 +104,10 @@ class _Answers:
         try:
             self._call = call = self._begin()
             while True:
-                message = await asyncio.wait_for(call.take(), self._silence_s)
+                # A slow metadata store takes seconds for one call; in the end clients wait for it.
+                is_patient = self._is_read or self._proxies.is_ending
+                silence_s = QUIET_S if is_patient else PATIENCE_S
+                message = await asyncio.wait_for(call.take(), silence_s)
                 if not self._proxies.is_ending and self._proxies.rng.random() < _BROKEN_CHANCE:
                     raise ProxyUnavailableError("the answer is lost")
                 if not isinstance(message, End):

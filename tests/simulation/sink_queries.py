@@ -159,7 +159,7 @@ class Query:
             ],
         )
 
-    # What Spark would tell
+    # Messages of Spark
 
     def options(self, batch: _Batch) -> WriteOptions:
         """Return the options of a write."""

@@ -101,7 +101,7 @@ class TierCheckers:
             if urls:
                 self._named[op.path] = urls
 
-    # What takes the place of ledgers
+    # Objects that take the place of ledgers
 
     def is_cold(self, ledger_id: int) -> bool:
         """Return whether a ledger that is there is cold."""

@@ -19,8 +19,8 @@ from unittest.mock import patch
 from dlcore.backends.flight import endpoint, staging as remote_staging, writing
 from dlcore.base.errors import DLError, LedgerNotFoundError
 from dlcore.flight import producer_client
+from dlcore.log.proxied import producers
 from dlcore.log.staging import writer as staging
-from dlcore.log.writing import producers
 from dlcore.wire import frames
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left

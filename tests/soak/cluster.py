@@ -117,7 +117,7 @@ class SoakCluster(chaos.Cluster):
         places = ",".join(f"{self.hosts.address(name)}:{self._port(name)}" for name in PROXIES)
         return await open_namespace(f"grpc+tls://{places}", tls=self._tls)
 
-    # What goes on beside the faults
+    # Work beside the faults
 
     def begin_faults(self) -> None:
         """Let looks, retention, restarts and kills go on, until the sources end."""
@@ -195,7 +195,7 @@ class SoakCluster(chaos.Cluster):
             service.start()
         self.kills += 1
 
-    # What the checker reads
+    # The checker's reads
 
     async def _read(self, log: str) -> list[str]:
         """Return all records that the log ever held, as far as the checker has read them."""
@@ -212,7 +212,7 @@ class SoakCluster(chaos.Cluster):
         """Return how many records each target ever held."""
         return {log: len(await self._read(log)) for log in TARGETS}
 
-    # What there is
+    # Measurements
 
     async def count_ledgers(self) -> int:
         """Return how many ledgers exist."""

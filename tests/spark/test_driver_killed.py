@@ -120,7 +120,7 @@ def test_killed_driver(logs: LogBench, tmp_path: Path) -> None:
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     wait_until(lambda: len(logs.payloads(target)) >= 60 or not query.isActive, timeout_s=TIMEOUT_S)
     assert query.isActive, query.exception()
-    # What was left is settled after the commit's answer, by a process that ends with the query.
+    # Leftovers are settled after the commit's answer, by a process that ends with the query.
     left = staged_first | staged_second
     wait_until(lambda: not list_staged(logs.uri, identity)[0] & left, timeout_s=TIMEOUT_S)
     query.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.snapshot import LogFollower
     from dlcore.log.reading.status import LogStatus
     from dlcore.log.typed.schema import Column, LogSchema
-    from dlcore.log.writing.producers import Producers
+    from dlcore.log.writing.port import WriterExtension
     from dlcore.log.writing.writer import DirectWriter
 
 
@@ -245,7 +245,7 @@ class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, Distribut
         *,
         producer: str | None = None,
         ledger_metadata: Mapping[str, str] | None = None,
-        producers: Producers[Any] | None = None,  # of a proxy, which the writer fills
+        extension: WriterExtension | None = None,  # of a proxy
     ) -> DirectWriter:
         if producer is not None:
             raise self._only_over_proxies(f"producer={producer!r}")
@@ -256,14 +256,14 @@ class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, Distribut
         self._require_open()
         at, settings = await self._context.logs.open(self._log)
         require_unsealed(at)
-        settings.require_mode(self.name, proxied=(turns := producers is not None))
+        settings.require_mode(self.name, proxied=(turns := extension is not None))
         lock = None
         if self._config.lock_enabled:
             lock = await self._acquire(turns=turns, asks=not turns)
         try:
             self._require_open()
             config = self._config
-            return await open_locked(self._context, self._log, lock, config, custom, producers)
+            return await open_locked(self._context, self._log, lock, config, custom, extension)
         except BaseException:
             if lock is not None:
                 await lock.release()

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dlcore.base.access.tls_in_use import LOOK_S
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.closing import AsyncClosing
-from dlcore.base.errors import ConfigurationError
 from dlcore.base.extras import missing_packages_explained
-from dlcore.base.listening.listener import Listener
+from dlcore.base.listening.listener import Listener, listening_error
 
 if TYPE_CHECKING:
     import ssl
@@ -135,7 +134,7 @@ class HttpServer(AsyncClosing):
         `bounds` and `unknown` are those of the class.
 
         Raises:
-            ConfigurationError: the port is taken, or the host is no address of this machine.
+            ConfigurationError: it cannot listen there.
         """
         server = cls(routes, bounds or HttpBounds(), unknown)
         try:
@@ -151,10 +150,8 @@ class HttpServer(AsyncClosing):
         try:
             await listener.open(host, port)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on host={host!r} port={port} for HTTP: the port is taken, or the "
-                "host is no address of this machine"
-            ) from error
+            where = f"host={host!r} port={port} for HTTP"
+            raise listening_error(where, error) from error
         self._listener = listener
         self.port = listener.sockets[0].getsockname()[1]
         if tls is not None:

@@ -6,10 +6,23 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.access.tls_refusals import log_refusals
+from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
+
+
+def listening_error(where: str, error: Exception) -> ConfigurationError:
+    """Return the error of a server that cannot listen at `where`, its address or setting.
+
+    The system says why: the port is taken or needs root, the host is none of this machine, or the
+    process has no file descriptor left.
+    """
+    return ConfigurationError(
+        f"cannot listen on {where}: {error}; expected a free port that this process may take, and "
+        "an address of this machine"
+    )
 
 
 class Listener:
@@ -43,7 +56,7 @@ class Listener:
         return [each for server in self._servers for each in server.sockets]
 
     async def open(self, host: str, port: int) -> None:
-        """Begin.  Raises: OSError: the port is taken, or the host is none of this machine."""
+        """Begin.  Raises: OSError: it cannot listen there; see `listening_error`."""
         self._context = self._tls and self._tls()
         self._servers = [await self._serve(self._context, host=host, port=port)]
 

@@ -111,7 +111,7 @@ async def operator_port(
     """Serve during the block; None if no address is configured.
 
     Raises:
-        ConfigurationError: the port is taken, or the host is no address of this machine.
+        ConfigurationError: it cannot listen there.
     """
     address = http_address_of(options)
     if address is None:
@@ -139,7 +139,7 @@ async def require_free_port(options: HttpOptions, now: HttpOptions) -> None:
     A port that stays the same cannot be tried, because this process listens there.
 
     Raises:
-        ConfigurationError: the port is taken, or the host is no address of this machine.
+        ConfigurationError: it cannot listen there.
     """
     address, held = http_address_of(options), http_address_of(now)
     if address is None or (held is not None and held.port == address.port):

@@ -167,7 +167,8 @@ class ReadLane:
 
     def silent(self) -> list[LaneEffect]:
         """Nothing came for a while: ask another replica too, if one is left."""
-        return self._ask_another()
+        # A lane that is done hears of the silence of others, too.
+        return [] if self.is_done else self._ask_another()
 
     def _ask_another(self) -> list[LaneEffect]:
         for bookie in self._order:
@@ -508,4 +509,5 @@ class RangeReader(Machine[RangeState]):
             assert set(lane.streams) == lane.machine._open
             assert (lane.error is None) or not lane.streams
             assert not lane.taken or lane.taken < len(lane.ready[0])
-            assert lane.streams or lane.error is not None or lane.machine.is_done
+            is_at_work = bool(lane.streams) or lane.error is not None
+            assert is_at_work != lane.machine.is_done

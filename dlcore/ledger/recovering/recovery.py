@@ -573,7 +573,7 @@ class LedgerRecovery(Machine[RecoveryState]):
             # If only one bookie answered, the newest entry that it calls confirmed must suffice.
             first = claim.vouched + 1 if len(self._fences.lacs) > 1 else claim.lac
             self._next_entry = self._reads.next = first
-            return self._read_claimed()
+            return self._read_ahead()
         if len(self._fences.lacs) + len(self._fences.errors) < self._pinned.quorum.ensemble_size:
             return []
         return self._abort("too few bookies fenced it", self._fences.errors)
@@ -593,12 +593,12 @@ class LedgerRecovery(Machine[RecoveryState]):
             effects += self._reads.begin(start, self._pinned)
         return effects + self._read_ahead()
 
-    def _read_claimed(self) -> list[Effect]:
-        ahead = self._next_entry + self._reads.ahead_max - 1
-        return self._reads.up_to(min(self._claim.lac, ahead), self._pinned)
-
     def _read_ahead(self) -> list[Effect]:
-        return self._reads.up_to(self._written + self._reads.ahead_max, self._pinned)
+        if self.state is RecoveryState.CHECKING:
+            last = min(self._claim.lac, self._next_entry - 1 + self._reads.ahead_max)
+        else:
+            last = self._written + self._reads.ahead_max
+        return self._reads.up_to(last, self._pinned)
 
     def _found(self, entry: EntryFrame) -> list[Effect]:
         read = self._reads.open.get(entry.entry_id)
@@ -666,7 +666,7 @@ class LedgerRecovery(Machine[RecoveryState]):
             return []
         if self._next_entry > self._claim.lac:
             return self._begin(self._claim.lac)
-        return self._read_claimed()
+        return self._read_ahead()
 
     def _is_anchored(self) -> bool:
         """Return whether the bytes before the first entry are known, or can never be known."""

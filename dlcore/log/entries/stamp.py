@@ -15,6 +15,7 @@ higher than the one before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -50,6 +51,18 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     base: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Records of an incarnation; the first one has the sequence `first`."""
+
+    claim: Claim
+    first: int
+
+    def after(self, count: int) -> Mark:
+        """Return the mark of the records behind the first `count`."""
+        return Mark(self.claim, self.first + count)
 
 
 class ProducerRow(msgspec.Struct, frozen=True, array_like=True):

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from dlcore.log.entries.encryption import EntryEncryptor
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
-    from dlcore.log.writing.producers import Producers
+    from dlcore.log.writing.port import Stamper
     from dlcore.log.writing.transmit import Group
 
 _Ticket = TypeVar("_Ticket")
@@ -439,7 +439,7 @@ class KnownLog:
 
     Args:
         at: the head.
-        is_stamped: whether the writer must know all producers of the log.
+        is_stamped: whether the writer must know all stamps of the log.
     """
 
     def __init__(self, at: VersionedHead, *, is_stamped: bool) -> None:
@@ -552,7 +552,7 @@ class KnownLog:
         self.must_recover = False
 
     def _is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
-        """Return whether the producers, or the end of the log, may differ from those we know."""
+        """Return whether the stamps, or the end of the log, may differ from those we know."""
         head, known = at.head, self.at.head
         stamped = known.producers_lssn, known.producers_entries
         is_same = (head.producers_lssn, head.producers_entries, head.end) == (*stamped, end)
@@ -634,13 +634,13 @@ class Report(Generic[_Ticket]):
 class EntryMaker:
     """The bodies of entries, and the limits of segments, as the configuration says.
 
-    With `producers` the entries have stamps of producers.
+    With a `stamper` the entries have stamps.
     """
 
     def __init__(
-        self, producers: Producers[Any] | None, config: LogConfig, encryptor: EntryEncryptor | None
+        self, stamper: Stamper | None, config: LogConfig, encryptor: EntryEncryptor | None
     ) -> None:
-        self.producers = producers
+        self.stamper = stamper
         self.configure(config, encryptor)
 
     def configure(self, config: LogConfig, encryptor: EntryEncryptor | None) -> None:
@@ -655,8 +655,8 @@ class EntryMaker:
     ) -> list[BytesLike]:
         """Return the parts of the body of the segment's next entry."""
         run, stamp = segment.run, b""
-        if self.producers is not None:
-            stamp = self.producers.stamp(
+        if self.stamper is not None:
+            stamp = self.stamper.stamp(
                 group.marked,
                 lssn=segment.lssn,
                 entry_id=segment.first_entry_id + run.entry_count,
@@ -687,9 +687,9 @@ class _Suspension:
 class LogAppender(Machine[WriterState], Generic[_Ticket]):
     """The only writer of a log from the head `at` on, which has no open extent.
 
-    `_Ticket` identifies a caller's record or end in effects.  With `producers`, which are known as
-    of `at`, its entries have stamps of producers.  It then fails if another writer has written to
-    the log, because the producers are not known any more.  An `encryptor` encrypts its entries.
+    `_Ticket` identifies a caller's record or end in effects.  With a `stamper`, which knows the
+    stamps as of `at`, its entries have stamps.  It then fails if another writer may have stamped
+    entries of the log.  An `encryptor` encrypts its entries.
 
     Its parts are the `transmitter` (records until they are acknowledged), the `report`, the `log`
     as it is known, `EntryMaker` (bodies, limits), and `Ends`.
@@ -701,7 +701,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         self,
         at: VersionedHead,
         config: LogConfig,
-        producers: Producers[Any] | None = None,
+        stamper: Stamper | None = None,
         encryptor: EntryEncryptor | None = None,
     ) -> None:
         self.state = WriterState.OPENING
@@ -711,8 +711,8 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         )
         """The queue; it accepts records, or raises the error for which they cannot follow."""
         self.report = Report(self.transmitter)
-        self.log = KnownLog(at, is_stamped=producers is not None)
-        self._maker = EntryMaker(producers, config, encryptor)
+        self.log = KnownLog(at, is_stamped=stamper is not None)
+        self._maker = EntryMaker(stamper, config, encryptor)
         self._suspension: _Suspension | None = None
         self._ends: Ends[_Ticket] = Ends()
         self._has_step = False  # that is not answered

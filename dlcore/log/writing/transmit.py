@@ -36,7 +36,7 @@ from dlcore.log.entries.body import (
     plain_format,
 )
 from dlcore.log.metadata.segment import Extent
-from dlcore.log.writing.producers import Mark, MarkedRows
+from dlcore.log.writing.port import MarkedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.changes import SegmentLimits
     from dlcore.log.metadata.values import LogHead
     from dlcore.log.typed.rows import TypedRows
+    from dlcore.log.writing.port import RowMark
     from dlcore.wire.frames import BytesLike
 
 
@@ -74,8 +75,8 @@ class Group(Generic[_Ticket]):
     """Whether its first rows belong to a batch that began in the group before."""
     slots: list[int] = field(default_factory=list)
     tickets: list[_Ticket] = field(default_factory=list)
-    marked: list[MarkedRows] = field(default_factory=list)
-    """The rows that belong to producers that number their records."""
+    marked: list[MarkedRows[Any]] = field(default_factory=list)
+    """The rows that came with a mark."""
     singles: _Singles | None = None
     """The list of further single records, if the group ends with such records."""
     _parts: list[_Singles | pa.RecordBatch] = field(default_factory=list)
@@ -215,13 +216,13 @@ class Transmitter(Batcher[_Ticket]):
         batch: pa.RecordBatch | LogRecord,
         ticket: _Ticket | None = None,
         *,
-        mark: Mark | None = None,
+        mark: RowMark | None = None,
         whole: bool = False,
     ) -> None:
         """Accept at least one row of a byte log, cut to entries; the last row has the ticket.
 
         One row with a ticket is a record, and may be passed as that: it costs a small part of a
-        batch.  With a `mark` its rows are those of a producer.  With `whole` it becomes part of one
+        batch.  With a `mark` its rows are passed on with that.  With `whole` it becomes part of one
         entry.
 
         Raises (nothing of it is accepted):
@@ -239,7 +240,7 @@ class Transmitter(Batcher[_Ticket]):
         parts = cut(batch, entry_bytes=WHOLE_BYTES_MAX if whole else self.entry_bytes)
         self._add_parts(_whole(parts) if whole else parts, ticket, BYTES_SCHEMA_ID, mark)
 
-    def _add_row(self, record: LogRecord, ticket: _Ticket, mark: Mark | None) -> None:
+    def _add_row(self, record: LogRecord, ticket: _Ticket, mark: RowMark | None) -> None:
         self.add_record(record.txid, record.payload, ticket)
         if mark is not None:
             self._count()
@@ -251,7 +252,7 @@ class Transmitter(Batcher[_Ticket]):
         rows: TypedRows,
         ticket: _Ticket | None = None,
         *,
-        mark: Mark | None = None,
+        mark: RowMark | None = None,
         whole: bool = False,
     ) -> None:
         """Accept at least one row of a typed log, as `add_batch` does."""
@@ -265,7 +266,7 @@ class Transmitter(Batcher[_Ticket]):
         parts: Iterable[tuple[pa.RecordBatch, int]],
         ticket: _Ticket | None,
         schema_id: int,
-        mark: Mark | None,
+        mark: RowMark | None,
     ) -> None:
         self.revoke()
         before: Group[_Ticket] | None = None
@@ -280,7 +281,7 @@ class Transmitter(Batcher[_Ticket]):
             if mark is not None:
                 count = part.num_rows
                 group.marked.append(MarkedRows(mark, count, group.record_count - 1))
-                mark = Mark(mark.claim, mark.first + count)
+                mark = mark.after(count)
             self._pending.size_bytes += size_bytes
             self._pending.records += part.num_rows
         if ticket is not None:

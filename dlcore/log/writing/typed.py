@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.store import LogStore
     from dlcore.log.metadata.values import LogMetadata
     from dlcore.log.typed.schema import LogSchema
-    from dlcore.log.writing.producers import Mark
+    from dlcore.log.writing.port import RowMark
 
 
 class FittingSchema:
@@ -110,7 +110,7 @@ class DirectTypedWriter(DirectWriter):
 
     @override
     def write_fitted(
-        self, rows: TypedRows, *, mark: Mark | None = None, whole: bool = False
+        self, rows: TypedRows, *, mark: RowMark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self.machine.transmitter.add_rows(rows, future, mark=mark, whole=whole)

@@ -55,13 +55,13 @@ from dlcore.log.writing.append import (
     Resumed,
     StartSegment,
     Step,
+    SteppedBack,
     Suspended,
 )
 from dlcore.log.writing.changing import first_to_keep, truncate_log
 from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.records_writer import AsyncLogWriter, left_open
 from dlcore.log.writing.transmit import Unwritten
-from dlcore.log.writing.turns_driver import TurnGiver
 from dlcore.metadata.one_node import NodeFollower
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ if TYPE_CHECKING:
     from dlcore.base.records import LogRecord
     from dlcore.log.context import LogContext
     from dlcore.log.entries.encryption import EntryEncryptor
-    from dlcore.log.metadata.values import LogMetadata, VersionedHead
+    from dlcore.log.metadata.values import LogHead, LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
-    from dlcore.log.writing.producers import Mark, Producers
+    from dlcore.log.writing.port import Attendant, RowMark, WriterExtension
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +216,25 @@ class Pump:
             at = await self._read_head()
             return at.version if self.machine.log.is_untouched(at) else None
 
+    @property
+    def head(self) -> LogHead:
+        """The log's head as the machine knows it."""
+        return self.machine.log.at.head
+
+    async def pause(self) -> None:
+        """Answer all that was accepted, and close the extent; take no record from now on.
+
+        Raises: WriteError, AlreadyClosedError, EndOfStreamError; the writer's failure.
+        """
+        paused: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
+        self.machine.end_with(Ending.PAUSE, paused)
+        self.handle(Accepted(self.now_ms()))
+        await paused
+
+    def continue_from(self, at: VersionedHead) -> None:
+        """End the pause: the others left this head."""
+        self.handle(SteppedBack(at, self.now_ms()))
+
     def ownership_changed(self, lock: WriterLock) -> None:
         """Go on, wait or fail, as the lock says now."""
         if lock.denial is not None:
@@ -332,7 +351,7 @@ class DirectWriter(AsyncLogWriter):
         config: LogConfig,
         settings: LogSettings,
         ledger_metadata: Mapping[str, str],
-        producers: Producers[asyncio.Future[DLSN]] | None = None,
+        extension: WriterExtension | None = None,
     ) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
@@ -341,7 +360,10 @@ class DirectWriter(AsyncLogWriter):
         self._config = config
         now = config.with_settings(settings)
         machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
-            at, now, producers, encryptor_of(context, log, now)
+            at,
+            now,
+            None if extension is None else extension.stamper,
+            encryptor_of(context, log, now),
         )
         segment = OpenSegment(context, log, ledger_metadata)
         pump = self.pump = Pump(machine, segment, context.clock, lambda: context.logs.read(log))
@@ -349,15 +371,12 @@ class DirectWriter(AsyncLogWriter):
         self._add_record = machine.transmitter.add_record
         tasks = BackgroundTasks(pump.on_defect)
         self._pump_task = tasks.start(self._run(), name=f"log-writer-{log.name}")
-        self._followers: list[SettingsFollower | TurnGiver] = [
-            SettingsFollower(context, log, config, pump)
-        ]
+        self._attendants: list[Attendant] = [SettingsFollower(context, log, config, pump)]
         context.open_objects.add(self)
         left_open.add(self)
         if lock is not None:
-            if lock.node.gives_turns:
-                turns = TurnGiver(context, log, lock, machine, pump.handle, pump.fail)
-                self._followers.append(turns)
+            if extension is not None:
+                self._attendants.append(extension.attend(context, log, lock, pump))
             lock.verify = pump.untouched_version
             lock.on_change = partial(pump.ownership_changed, lock)
             lock.on_change()
@@ -409,7 +428,7 @@ class DirectWriter(AsyncLogWriter):
 
     @override
     def write_fitted(
-        self, rows: Any, *, mark: Mark | None = None, whole: bool = False
+        self, rows: Any, *, mark: RowMark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self.machine.transmitter.add_batch(rows, future, mark=mark, whole=whole)
@@ -527,8 +546,8 @@ class DirectWriter(AsyncLogWriter):
                 ending.push_async_callback(self._lock.release)
             if ledger is not None:
                 ending.push_async_callback(ledger.abandon)
-            for follower in self._followers:
-                ending.push_async_callback(follower.aclose)
+            for attendant in self._attendants:
+                ending.push_async_callback(attendant.aclose)
 
     async def _run(self) -> None:
         """Pump until `_stop`; if the event loop ends before, log that and release the lock."""
@@ -554,10 +573,3 @@ class DirectWriter(AsyncLogWriter):
                 text,
             )
         left_open.discard(self)  # report it once
-
-
-def tell_when_wanted(writer: DirectWriter, on_wanted: Callable[[str], None]) -> None:
-    """Call `on_wanted` once another writer waits for a log, if its writer gives turns."""
-    for follower in writer._followers:
-        if isinstance(follower, TurnGiver):
-            follower.tell_when_wanted(on_wanted)

@@ -64,6 +64,7 @@ def sql_command(
     """
     from importlib.metadata import version  # loads much
 
+    from dlcore.base.listening.listener import listening_error
     from dlcore.ops.sql.server import SqlServer
 
     sys.tracebacklimit = 0  # Flight sends the traceback of an error, with paths, to its client
@@ -88,10 +89,7 @@ def sql_command(
             version=version("distributed-dlog"),
         )
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on address={address!r}: the port is taken, or the host is no address "
-            "of this machine"
-        ) from error
+        raise listening_error(f"address={address!r}", error) from error
     location = f"{scheme}://{address_of(host, server.port)}"
     show_done(f"SQL serving on {location}", {"location": location})
     stop.wait()

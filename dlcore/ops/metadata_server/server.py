@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError, DLError
+from dlcore.base.listening.listener import listening_error
 from dlcore.base.metrics import Durations, counter, gauge, histogram
 from dlcore.ops.metadata_server.database import Database
 from dlcore.ops.metadata_server.jute import FRAME_BYTES_MAX
@@ -116,7 +117,7 @@ class MetadataServer:
             self._server = await loop.create_server(lambda: _Connection(self), host, port)
         except (OSError, OverflowError) as error:
             self._database.close()
-            raise ConfigurationError(f"cannot listen on {host}:{port}: {error}") from error
+            raise listening_error(f"{host}:{port}", error) from error
         except CorruptMetadataError:
             self._database.close()
             raise

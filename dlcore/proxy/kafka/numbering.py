@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
-from dlcore.log.entries.stamp import GENERATED_PREFIX, TOKEN_BYTES, Claim
-from dlcore.log.writing.producers import Mark
+from dlcore.log.entries.stamp import GENERATED_PREFIX, TOKEN_BYTES, Claim, Mark
 
 if TYPE_CHECKING:
     from dlcore.proxy.kafka.records import ProducedBatch

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import DLSN
-    from dlcore.log.writing.producers import Mark
+    from dlcore.log.entries.stamp import Mark
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.gatekeeper import Entry
     from dlcore.proxy.kafka.messages import Request, Response

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, assert_never
 from dlcore.base.access.tls_in_use import LOOK_S
 from dlcore.base.background import BackgroundTasks, together
 from dlcore.base.clock import steady_s, wall_s
-from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
+from dlcore.base.errors import DLError, UnauthenticatedError
 from dlcore.base.http_options import address_of
-from dlcore.base.listening.listener import Listener
+from dlcore.base.listening.listener import Listener, listening_error
 from dlcore.proxy.kafka import entrances, messages
 from dlcore.proxy.kafka.calls import ENTRANCE_OF, Calls, Shared
 from dlcore.proxy.kafka.groups import Groups
@@ -93,7 +93,7 @@ class KafkaServer:
         """Take the port.
 
         Raises:
-            ConfigurationError: the port is taken, or the host is no address of this machine.
+            ConfigurationError: it cannot listen there.
         """
         config = self._config
         at = config.kafka_listens_at
@@ -101,10 +101,8 @@ class KafkaServer:
         try:
             await self._listener.open(at.host, at.port)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on kafka_address={config.kafka_address!r}: the port is taken, or "
-                "the host is no address of this machine"
-            ) from error
+            where = f"kafka_address={config.kafka_address!r}"
+            raise listening_error(where, error) from error
         port = config.kafka_advertised_port or self._listener.sockets[0].getsockname()[1]
         self._tasks.start(self._renew(), name="looking at the certificates for Kafka's clients")
         self._tasks.start(self._look(), name="looking for late clients of Kafka's")

@@ -21,8 +21,8 @@ from dlcore.base.errors import (
     ProducerFencedError,
     SequenceGapError,
 )
-from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
-from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
+from dlcore.log.entries.stamp import TOKEN_BYTES, Claim, Mark
+from dlcore.log.proxied.producers import Durable, Fresh, InFlight
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dlcore.base.clock import Clock
     from dlcore.base.errors import DLError
     from dlcore.base.ids import DLSN
+    from dlcore.log.proxied.extension import ProxyExtension
     from dlcore.log.writing.writer import DirectWriter
 
 _Params = ParamSpec("_Params")
@@ -173,11 +174,11 @@ class OwnedLog:
         self,
         writer: DirectWriter,
         clock: Clock,
-        producers: Producers[asyncio.Future[DLSN]],
+        extension: ProxyExtension,
     ) -> None:
         self.writer = writer
+        self.extension = extension
         self._clock = clock
-        self._producers = producers
         self.room = LogRoom(writer)
         self.streams = OpenStreams()
         self._conditional = asyncio.Lock()
@@ -242,7 +243,7 @@ class OwnedLog:
 
         Before a caller is refused by this it must `writer.pump.verify`, as `begin` and `accept` do.
         """
-        return self._producers.known_of(name)
+        return self.extension.producers.known_of(name)
 
     def adopt(self, claim: Claim) -> None:
         """Let an incarnation write, which begins behind all that its producer has written.
@@ -250,7 +251,7 @@ class OwnedLog:
         Raises:
             OverCapacityError: there are too many producers.
         """
-        self._producers.continue_with(claim, now_ms=self._clock.now_ms())
+        self.extension.producers.continue_with(claim, now_ms=self._clock.now_ms())
 
     @_while_owned
     async def begin(self, producer: str | Claim) -> tuple[Claim, int]:
@@ -266,10 +267,10 @@ class OwnedLog:
         """
         now_ms = self._clock.now_ms()
         if isinstance(producer, Claim):
-            return producer, self._producers.continue_with(producer, now_ms=now_ms)
+            return producer, self.extension.producers.continue_with(producer, now_ms=now_ms)
         identity = self._clock.new_token().encode()
         token = hashlib.blake2b(identity, digest_size=TOKEN_BYTES).digest()
-        claim = self._producers.grant(producer, token, now_ms=now_ms)
+        claim = self.extension.producers.grant(producer, token, now_ms=now_ms)
         await self.writer.flush()  # so that all records of earlier incarnations are durable
         # A next owner could know later incarnations, and more records.
         await self.writer.pump.verify()
@@ -288,10 +289,10 @@ class OwnedLog:
             MetadataError: it would be refused, but the ownership cannot be verified now.
             DLError: another error that refuses the batch, or ends the log here.
         """
-        known = 0
+        known, producers = 0, self.extension.producers
         while True:
             if mark is not None:
-                found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
+                found = producers.look_at(mark.claim, mark.first, batch.num_rows)
                 if not isinstance(found, Fresh):
                     return _known(found)
                 known = found.known
@@ -302,7 +303,7 @@ class OwnedLog:
                 if mark is None:
                     return Accepted(self.writer.write_fitted(rows), batch.num_rows)
                 # During the await another stream of the producer may have written some rows.
-                if self._producers.look_at(mark.claim, mark.first, batch.num_rows) == found:
+                if producers.look_at(mark.claim, mark.first, batch.num_rows) == found:
                     fresh = Mark(mark.claim, mark.first + known)
                     return self._write(rows, fresh, batch.num_rows - known)
             except LogNotReadyError:
@@ -312,13 +313,13 @@ class OwnedLog:
 
     def _write(self, rows: Any, mark: Mark, count: int, *, whole: bool = False) -> Accepted:
         future = self.writer.write_fitted(rows, mark=mark, whole=whole)
-        self._producers.accepted(mark, count, future, now_ms=self._clock.now_ms())
+        self.extension.producers.accepted(mark, count, future, now_ms=self._clock.now_ms())
         future.add_done_callback(partial(self._settled, mark, count))
         return Accepted(future, count)
 
     def _settled(self, mark: Mark, count: int, future: asyncio.Future[DLSN]) -> None:
         if future.exception() is None:  # after an error the log is lost anyway
-            self._producers.durable(mark, count, future.result())
+            self.extension.producers.durable(mark, count, future.result())
 
     @_while_owned
     async def accept_if(
@@ -336,7 +337,7 @@ class OwnedLog:
                 rows = await self.writer.fitted_latest(batch)
                 last = await self.writer.find_last()
                 if mark is not None:
-                    found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
+                    found = self.extension.producers.look_at(mark.claim, mark.first, batch.num_rows)
                     if not isinstance(found, Fresh):
                         return _known(found)
                     if found.known:

@@ -21,8 +21,8 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
 )
 from dlcore.log.metadata.values import LogKey
-from dlcore.log.writing.producers import Producers
-from dlcore.log.writing.writer import tell_when_wanted
+from dlcore.log.proxied.extension import ProxyExtension
+from dlcore.log.proxied.producers import Producers
 from dlcore.metadata.port import SessionState
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
 from dlcore.proxy.writing.owned_log import OwnedLog
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.base.ids import DLSN
     from dlcore.log.writing.writer import DirectWriter
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.membership import Membership
@@ -86,22 +85,19 @@ class WriterOpener:
 
         Raises: as `LogOwner.get`.
         """
-        producers: Producers[asyncio.Future[DLSN]] = Producers()
-        writer = await self._locked(name, producers, unreached)
+        extension = ProxyExtension(Producers())
+        writer = await self._locked(name, extension, unreached)
         await self._require_same(name, writer)
-        log = OwnedLog(writer, self._namespace.log_context.clock, producers)
+        log = OwnedLog(writer, self._namespace.log_context.clock, extension)
         log.unreached = frozenset(unreached)
         return log
 
     async def _locked(
-        self,
-        name: str,
-        producers: Producers[asyncio.Future[DLSN]],
-        unreached: Collection[str],
+        self, name: str, extension: ProxyExtension, unreached: Collection[str]
     ) -> DirectWriter:
         log = await self.open(name, lock_timeout_s=0.0)
         try:
-            return await log.open_writer(producers=producers)
+            return await log.open_writer(extension=extension)
         except OwnershipAcquireFailedError as error:
             owner = error.owner
             if not await self._makes_way(log, owner, unreached):
@@ -109,7 +105,7 @@ class WriterOpener:
                     raise
         # The holder of the lock is gone, or about to release it: now wait for the lock.
         log = await self.open(name)
-        return await log.open_writer(producers=producers)
+        return await log.open_writer(extension=extension)
 
     async def _makes_way(self, log: DirectLog, owner: str, unreached: Collection[str]) -> bool:
         """Return whether the lock of a log will soon be free, or was deleted here.
@@ -378,7 +374,7 @@ class LogOwner:
         self._ownership.acquired(name)
         self.acquired_count += 1
         logger.info("log=%s is owned", name)
-        tell_when_wanted(log.writer, partial(self._wanted, name, log))
+        log.extension.tell_when_wanted(partial(self._wanted, name, log))
 
     def _wanted(self, name: str, log: OwnedLog, who: str) -> None:
         """Release a log for a writer that is no proxy and waits for the lock."""

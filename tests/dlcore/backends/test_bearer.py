@@ -142,7 +142,7 @@ def test_streams_go_on_with_new_tokens(
         return record.txid
 
     async def scenario(served: Proxies) -> None:
-        # So short a time passes while a busy machine keeps this process from its turn.
+        # A time as short as this passes while a busy machine keeps this process from its turn.
         loop_s, begun_s = asyncio.get_running_loop().time, time.time()
 
         def own_s() -> float:

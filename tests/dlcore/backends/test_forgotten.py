@@ -12,7 +12,7 @@ from dlcore.base.records import LogRecord
 from dlcore.flight import producer_client
 from dlcore.flight.calls import send_reply
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
-from dlcore.log.writing import producers
+from dlcore.log.proxied import producers
 from dlcore.proxy.writing import producer_driver
 from tests.dlcore.backends.test_writing import payloads, remote
 from tests.fixtures.aio import until_async

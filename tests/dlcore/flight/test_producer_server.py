@@ -42,8 +42,7 @@ from dlcore.flight.put import Numbered, PutDecoder, PutMessage, PutTarget
 from dlcore.flight.replies import Draining, End, PutReply, Ready
 from dlcore.flight.sending import framed, schema_message
 from dlcore.log.entries.body import batch_of, byte_log_schema
-from dlcore.log.entries.stamp import Claim
-from dlcore.log.writing.producers import Mark
+from dlcore.log.entries.stamp import Claim, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

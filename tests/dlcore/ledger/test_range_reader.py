@@ -251,6 +251,23 @@ def test_lanes_are_merged_in_order() -> None:
     assert bench.machine.is_done
 
 
+def test_a_lane_that_is_done_asks_no_more_while_another_one_is_silent() -> None:
+    """Its next entry is beyond the range, and no replica may have it."""
+    bench = striped()
+    bench.arrived("A", [0, 3, 6], lane=0)
+    bench.arrived("B", [1, 4, 7], lane=1)
+    assert bench.taken() == [0, 1]
+    bench.arrived("C", [2], lane=2)
+    assert bench.taken() == [2, 3, 4]
+    bench.arrived("C", [5], now=1.0, lane=2)
+    assert bench.taken() == [5, 6, 7]
+    asked = [each for each in bench.handle(Tick(3.0)) if isinstance(each, OpenStream)]
+    assert [(each.lane, each.first_entry_id) for each in asked] == [(2, 8)]
+    bench.arrived("C", [8], now=3.0, lane=2)
+    assert bench.taken() == [8]
+    assert bench.machine.is_done
+
+
 def test_lanes_that_fail_one_after_the_other() -> None:
     """The error of the first entry that is missing is raised, whichever lane failed first."""
     bench = striped()

@@ -23,9 +23,10 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batcher import RECORD_TICKET_BYTES
 from dlcore.log.entries.body import batch_of, decode_entry_header, stamp_of
-from dlcore.log.entries.stamp import decode_stamp
+from dlcore.log.entries.stamp import Mark, decode_stamp
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.values import LogHead, VersionedHead
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.writing.append import (
     Abort,
     Acknowledge,
@@ -47,7 +48,6 @@ from dlcore.log.writing.append import (
     Suspended,
     WriterState,
 )
-from dlcore.log.writing.producers import Mark, Producers
 from tests.fixtures.appenders import (
     EMPTY,
     FENCED,
@@ -476,12 +476,12 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     bare = Stepped[str](EMPTY, SMALL)
     assert bare.feed(HeadChanged(theirs, 0)) == []
     assert bare.log.at == theirs
-    idle = Stepped[str](EMPTY, SMALL, producers=Producers())
+    idle = Stepped[str](EMPTY, SMALL, stamper=Producers())
     assert idle.feed(HeadChanged(EMPTY, 0)) == []
     idle.feed(HeadChanged(theirs, 0))
     assert isinstance(idle.error, OwnershipAcquireFailedError)
     assert idle.log.at == EMPTY
-    overtaken = Stepped[str](EMPTY, SMALL, producers=Producers())
+    overtaken = Stepped[str](EMPTY, SMALL, stamper=Producers())
     overtaken.feed(HeadChanged(opened_by_another(EMPTY), 0))
     assert isinstance(overtaken.error, OwnershipAcquireFailedError)
 
@@ -490,7 +490,7 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
 def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> None:
     """Another owner is to read it; a writer that only pauses knows them."""
     producers: Producers[str] = Producers()
-    machine = Stepped[str](EMPTY, SMALL, producers=producers)
+    machine = Stepped[str](EMPTY, SMALL, stamper=producers)
     claim = producers.grant("meter", bytes(8), now_ms=0)
 
     def add(sequence: int) -> None:

@@ -27,6 +27,7 @@ from dlcore.log.metadata.changes import (
 )
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.writing.append import (
     Abort,
     Acknowledge,
@@ -51,7 +52,6 @@ from dlcore.log.writing.append import (
     Suspended,
     WriterState,
 )
-from dlcore.log.writing.producers import Producers
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.appenders import Stepped
 from tests.fixtures.lengths import amount
@@ -386,7 +386,7 @@ class Writing(RuleBasedStateMachine):
             self.stored = change.after
             self.perform(self.machine.feed(HeadChanged(self.stored, self.now_ms)))
 
-    # What holds at any time
+    # Invariants
 
     @invariant()
     def what_is_pending_is_what_is_not_answered(self) -> None:

@@ -114,7 +114,7 @@ def test_the_ledgers_before_the_first_position_go(*, is_open: bool) -> None:
             for slot in (0, 1):
                 first = DLSN(1, number, slot)
                 await log.truncate(first)
-                # Of an open one the last extent in chunks stays, and those in the head.
+                # An open segment keeps its last extent in chunks, and those in the head.
                 left = max(30 - number, 7) if is_open else 30 - number
                 assert len(await ledgers_of(log)) == left
                 await check(cluster, log, [each for each in every if each.dlsn >= first])

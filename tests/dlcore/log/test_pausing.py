@@ -18,6 +18,7 @@ from dlcore.log.metadata.changes import (
     plan_pause,
     plan_start,
 )
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.writing.append import (
     Acknowledge,
     Completed,
@@ -30,7 +31,6 @@ from dlcore.log.writing.append import (
     SteppedBack,
     WriterState,
 )
-from dlcore.log.writing.producers import Producers
 from tests.fixtures.appenders import (
     EMPTY,
     FENCED,

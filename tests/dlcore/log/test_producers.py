@@ -25,20 +25,14 @@ from dlcore.log.entries.stamp import (
     KEPT_MS,
     PRODUCERS_KEPT_MS,
     Claim,
+    Mark,
     ProducerRow,
     Stamp,
     StampedRun,
     decode_stamp,
 )
-from dlcore.log.writing.producers import (
-    GENERATED_FORGOTTEN_MS,
-    Durable,
-    Fresh,
-    InFlight,
-    Mark,
-    MarkedRows,
-    Producers,
-)
+from dlcore.log.proxied.producers import GENERATED_FORGOTTEN_MS, Durable, Fresh, InFlight, Producers
+from dlcore.log.writing.port import MarkedRows
 from tests.fixtures.durable import durable_of
 
 
@@ -68,7 +62,9 @@ class Owner:
         self.producers.accepted(mark, count, ticket, now_ms=self.now_ms)
         return mark
 
-    def entry(self, *rows: MarkedRows, size_bytes: int = 0, is_last: bool = False) -> Stamp | None:
+    def entry(
+        self, *rows: MarkedRows[Mark], size_bytes: int = 0, is_last: bool = False
+    ) -> Stamp | None:
         """Make an entry of rows; return its stamp."""
         stamp = self.producers.stamp(
             rows,

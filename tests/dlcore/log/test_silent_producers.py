@@ -12,11 +12,11 @@ import pytest
 
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.stamp import KEPT_MS, PRODUCERS_KEPT_MS, decode_stamp
-from dlcore.log.writing.producers import (
+from dlcore.log.proxied.producers import (
     GENERATED_FORGOTTEN_MS,
     InFlight,
-    MarkedRows,
 )
+from dlcore.log.writing.port import MarkedRows
 from tests.dlcore.log.test_producers import Owner
 from tests.fixtures.durable import durable_of
 

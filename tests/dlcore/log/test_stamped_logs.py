@@ -25,8 +25,9 @@ from dlcore.log.entries.body import (
     move_entry,
     stamp_of,
 )
-from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS, Claim
-from dlcore.log.writing.producers import Mark, Producers
+from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS, Claim, Mark
+from dlcore.log.proxied.extension import ProxyExtension
+from dlcore.log.proxied.producers import Producers
 from tests.fixtures.durable import durable_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
@@ -46,7 +47,7 @@ class Owner:
     async def open(cls, log: DirectLog) -> Owner:
         """Take the log."""
         producers: Producers[Any] = Producers()
-        return cls(await log.open_writer(producers=producers), producers)
+        return cls(await log.open_writer(extension=ProxyExtension(producers)), producers)
 
     def begin(self, name: str = "p") -> Claim:
         """Begin an incarnation."""
@@ -197,9 +198,9 @@ def test_entries_that_contradict_each_other_are_reported() -> None:
         claim = owner.begin()
         await owner.write(claim, 0)
         machine: Any = owner.writer.machine
-        machine._maker.producers = None
+        machine._maker.stamper = None
         await owner.writer.write(record(0))
-        machine._maker.producers = owner.producers
+        machine._maker.stamper = owner.producers
         await owner.write(claim, 1)
         await owner.writer.aclose()
         with pytest.raises(InvalidEntryError, match="entry 1 of segment 1 has no stamp"):

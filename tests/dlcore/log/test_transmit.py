@@ -10,8 +10,8 @@ import pytest
 from dlcore.base.errors import TransactionIdOutOfOrderError
 from dlcore.base.records import LogRecord
 from dlcore.log.entries.body import batch_of
-from dlcore.log.entries.stamp import Claim
-from dlcore.log.writing.producers import Mark, MarkedRows
+from dlcore.log.entries.stamp import Claim, Mark
+from dlcore.log.writing.port import MarkedRows
 from dlcore.log.writing.transmit import Group, Transmitter, Unwritten
 from tests.fixtures.lengths import for_each
 

@@ -18,10 +18,12 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.body import batch_of
+from dlcore.log.entries.stamp import Mark
+from dlcore.log.proxied import turns as giving
+from dlcore.log.proxied.extension import ProxyExtension
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.staging import commit as asking
-from dlcore.log.writing import turns as giving
 from dlcore.log.writing.lock import LockNode
-from dlcore.log.writing.producers import Mark, Producers
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.dlcore.ops.upkeep.test_merger import check_ledgers, stored_ledgers
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 async def proxied(cluster: MemoryCluster, name: str = "proxy", log: str = "clicks") -> DirectWriter:
     """Open the writer of a proxy."""
     namespace = await cluster.open(name)
-    return await (await namespace.open_log(log)).open_writer(producers=Producers())
+    return await (await namespace.open_log(log)).open_writer(extension=ProxyExtension(Producers()))
 
 
 def context_of(cluster: MemoryCluster) -> LogContext:
@@ -135,7 +137,9 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
         upkeep = LogUpkeep.of(cluster.namespaces[0], UpkeepConfig(merged_grace_s=0))
         producers: Producers[Any] = Producers()
         namespace = await cluster.open("proxy")
-        writer = await (await namespace.open_log("clicks")).open_writer(producers=producers)
+        writer = await (await namespace.open_log("clicks")).open_writer(
+            extension=ProxyExtension(producers)
+        )
         driver = await cluster.open("driver")
         claim = producers.grant("meter", bytes(8), now_ms=0)
 
@@ -166,7 +170,7 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
         for known, place in ((39, DLSN(1, 80, 0)), (40, DLSN(2, 0, 0))):
             await writer.abort()  # the second one leaves an extent open
             table: Producers[Any] = Producers()
-            writer = await log.open_writer(producers=table)
+            writer = await log.open_writer(extension=ProxyExtension(table))
             assert durable_of(table, "meter") == known
             assert await write(writer, table, known + 1) == place
         await writer.aclose()

@@ -21,7 +21,7 @@ from dlcore.base.errors import (
 from dlcore.base.machines import CallFailed
 from dlcore.log.metadata.changes import SegmentLimits, plan_append
 from dlcore.log.metadata.values import LockHolder, Turn, VersionedHead
-from dlcore.log.writing.turns import (
+from dlcore.log.proxied.turns import (
     RETRY_S,
     TRANSITIONS,
     TURN_S,

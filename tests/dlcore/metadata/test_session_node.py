@@ -22,7 +22,7 @@ def test_a_node_that_is_refused_after_a_lost_session_is_tried_again(
     async def scenario() -> None:
         tree = SimulatedTree()
         store = tree.connect()
-        node = SessionNode(store, "/live/one", until_then="no client finds the test")
+        node = SessionNode(store, "/live/one", until_then="the test is alone")
         await node.ensure()
         create, refused = store.create, 3
 
@@ -38,7 +38,8 @@ def test_a_node_that_is_refused_after_a_lost_session_is_tried_again(
         assert "/live/one" not in tree.dump()
         await until(lambda: "/live/one" in tree.dump())
         assert [each.rpartition("dlog ")[2] for each in caplog.messages] == [
-            f"tries again in {s} s, and until then no client finds the test" for s in (1, 2, 4)
+            f"tries again in {s} s, and until then the test is alone; to do: see to ZooKeeper"
+            for s in (1, 2, 4)
         ]
         await node.aclose()
         await store.aclose()

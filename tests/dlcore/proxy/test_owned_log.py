@@ -19,7 +19,9 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import timed_rows
-from dlcore.log.writing.producers import Mark, Producers
+from dlcore.log.entries.stamp import Mark
+from dlcore.log.proxied.extension import ProxyExtension
+from dlcore.log.proxied.producers import Producers
 from dlcore.proxy.writing.owned_log import OwnedLog
 from tests.fixtures.aio import run, until
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, on_log, read_all
@@ -93,7 +95,9 @@ def with_log(scenario: Callable[[OwnedLog, Writer], Awaitable[None]]) -> None:
 
     async def body() -> None:
         writer = Writer()
-        owned = OwnedLog(cast("DirectWriter", writer), ManualClock("proxy"), Producers())
+        owned = OwnedLog(
+            cast("DirectWriter", writer), ManualClock("proxy"), ProxyExtension(Producers())
+        )
         await scenario(owned, writer)
 
     run(body())
@@ -226,7 +230,10 @@ def test_two_incarnations_are_distinguished_wherever_they_begin() -> None:
 
     async def body() -> None:
         clocks = ManualClock("here"), ManualClock("there")
-        logs = [OwnedLog(cast("DirectWriter", Writer()), each, Producers()) for each in clocks]
+        logs = [
+            OwnedLog(cast("DirectWriter", Writer()), each, ProxyExtension(Producers()))
+            for each in clocks
+        ]
         (one, _), (other, _) = [await each.begin("meter") for each in logs]
         assert one.epoch == other.epoch
         with pytest.raises(ProducerFencedError):
@@ -278,9 +285,9 @@ def test_a_log_that_is_lost_while_it_is_let_go_of_says_that_it_is_lost() -> None
 async def owned(cluster: MemoryCluster, name: str, **config: Any) -> OwnedLog:
     """Own the log without its lock, as one does that has lost it and does not know yet."""
     namespace = await cluster.open(name, config=LogConfig(lock_enabled=False, **config))
-    producers: Producers[asyncio.Future[DLSN]] = Producers()
-    writer = await (await namespace.open_log("clicks")).open_writer(producers=producers)
-    return OwnedLog(writer, cluster.clocks[name], producers)
+    extension = ProxyExtension(Producers())
+    writer = await (await namespace.open_log("clicks")).open_writer(extension=extension)
+    return OwnedLog(writer, cluster.clocks[name], extension)
 
 
 @pytest.mark.parametrize("is_idle", [False, True])

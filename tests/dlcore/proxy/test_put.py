@@ -28,7 +28,7 @@ from tests.fixtures.served_proxies import (
 
 if TYPE_CHECKING:
     from dlcore.base.records import LogRecordWithDLSN
-    from dlcore.log.writing.producers import Mark
+    from dlcore.log.entries.stamp import Mark
     from dlcore.proxy.writing.owned_log import Accepted
 
 

@@ -87,7 +87,7 @@ def _become(output: str, errors: Path) -> None:
 
 
 if __name__ == "__main__":
-    # What the commands import when they begin their work.
+    # The commands import these when they begin their work.
     import dlcore.api.copying
     import dlcore.metadata.zookeeper
     import dlcore.ops.inspection

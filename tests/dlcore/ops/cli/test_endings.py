@@ -138,7 +138,7 @@ ARGUMENTS = {
     "staging list": "--json",
     "top": "--once --interval 0.1",
     "upgrade check": "--json",
-    # What it finalizes would be used by all tests; its own tests have namespaces of their own.
+    # All tests would use what it finalizes; its own tests have namespaces of their own.
     "upgrade finalize": "--help",
 }
 """How each command is called so that it prints something, of what `World` has."""
@@ -274,7 +274,7 @@ def test_outputs_that_are_gone(sandbox: Sandbox, tmp_path: Path) -> None:
     outcomes = run_many(wanted, tmp_path / "errors", sandbox.uri)
     for (output, arguments), (code, lines) in zip(wanted, outcomes, strict=True):
         assert code == EXIT_FAILED, (arguments, lines)
-        # What destroys has said what will go.
+        # A command that destroys has said what will go.
         left = [line for line in lines if not line.startswith(SAID_BEFORE)]
         if output == "left":
             # A bookie does not end in silence.

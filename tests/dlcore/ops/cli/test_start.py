@@ -25,7 +25,7 @@ BOOKIE = "import bookie.__main__, bookie.server"
 
 FRAMES = ("duckdb", "pandas", "polars", "pyspark", "rich", "dlcore.ops.sandbox")
 GRPC = ("google", "grpc")
-# What is in these three loads when something is asked of them.
+# These three load their contents when something is asked of them.
 ARRAYS = ("crc32c.crc32c", "crc32c._crc32c", "numpy._core", "pyarrow.lib")
 HEAVY = ("bookie", "uvloop", *FRAMES, *GRPC, *ARRAYS)
 WRITERS = ("dlcore.log.writing.append", "dlcore.log.staging", "tomllib")
@@ -49,7 +49,7 @@ def modules_after(statement: str) -> list[str]:
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 110),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 250),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 251),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 218),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 230),
         (

@@ -21,9 +21,10 @@ from dlcore.base.errors import (
 )
 from dlcore.base.features import REDACTION
 from dlcore.log.metadata.redactions import digest_of
+from dlcore.log.proxied.extension import ProxyExtension
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.upkeep.forks import fork_log
 from dlcore.log.upkeep.staged import drop_merged, list_staged, settle
-from dlcore.log.writing.producers import Producers
 from dlcore.metadata import binding
 from dlcore.ops.upkeep import redactor as redactor_module
 from dlcore.ops.upkeep.config import UpkeepConfig
@@ -371,7 +372,7 @@ def test_a_writer_that_gives_turns_lets_its_segment_be_completed() -> None:
     async def body(scene: Scene) -> None:
         other = await scene.cluster.open("writer", config=WRITING)
         log = await other.open_log("clicks", config=WRITING)
-        writer = await log.open_writer(producers=Producers())
+        writer = await log.open_writer(extension=ProxyExtension(Producers()))
         for user, name in ((42, NEEDLE), (8, "eight"), (9, "nine")):
             await writer.write_batch(pa.record_batch([[user], [name]], schema=SCHEMA))
             await writer.flush()

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from kio.schema.errors import ErrorCode
 
-from dlcore.log.entries.stamp import GENERATED_PREFIX, PRODUCER_NAME_BYTES_MAX, Claim
-from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
+from dlcore.log.entries.stamp import GENERATED_PREFIX, PRODUCER_NAME_BYTES_MAX, Claim, Mark
+from dlcore.log.proxied.producers import Durable, Fresh, InFlight, Producers
 from dlcore.proxy.kafka.numbering import ID_BITS, mark_of, name_of
 from dlcore.proxy.kafka.positions import BATCHES_KEPT, PRODUCERS_MAX, RecentOffsets
 from dlcore.proxy.kafka.records import ProducedBatch

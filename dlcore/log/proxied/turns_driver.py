@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import DLError, UnexpectedError
 from dlcore.base.machines import CallFailed
-from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.log.writing.append import Accepted, Ending, SteppedBack
-from dlcore.log.writing.turns import (
+from dlcore.log.proxied.turns import (
     After,
     AskForUpkeep,
     Broken,
@@ -30,15 +28,15 @@ from dlcore.log.writing.turns import (
     Turns,
     TurnSet,
 )
+from dlcore.log.upkeep.requests import ask_for_upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogMetadata
-    from dlcore.log.writing import append
-    from dlcore.log.writing.append import LogAppender
     from dlcore.log.writing.lock import WriterLock
+    from dlcore.log.writing.port import PausableWriter
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +48,7 @@ class TurnGiver:
         context: the namespace's adapters.
         log: the log.
         lock: the writer's lock.
-        writer: the writer's machine.
-        feed: feeds the writer's machine an event.
-        fail: makes the writer fail.
+        writer: is paused while it is the turn of an append.
     """
 
     def __init__(
@@ -60,17 +56,13 @@ class TurnGiver:
         context: LogContext,
         log: LogMetadata,
         lock: WriterLock,
-        writer: LogAppender[asyncio.Future[Any]],
-        feed: Callable[[append.Event], None],
-        fail: Callable[[DLError], None],
+        writer: PausableWriter,
     ) -> None:
         self._context = context
         self._log = log
         self._lock = lock
         self._writer = writer
-        self._feed_writer = feed
-        self._fail = fail
-        self._turns = Turns(writer.log.at.head)
+        self._turns = Turns(writer.head)
         self._wanted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks(self._on_defect)
         path = context.logs.paths_of(log).lock
@@ -97,13 +89,13 @@ class TurnGiver:
             case After(after_s, event):
                 self._tasks.start(self._feed_later(after_s, event))
             case StepBack(at):
-                self._feed_writer(SteppedBack(at, self._context.clock.now_ms()))
+                self._writer.continue_from(at)
             case AskForUpkeep(lssn):
                 self._tasks.start(self._ask_for_upkeep(lssn))
             case ReportWanted(client):
                 self._wanted.set_result(client)
             case FailWriter(error):
-                self._fail(error)
+                self._writer.fail(error)
             case Note(what, None):
                 logger.warning(
                     "log=%s: %s; to do: nothing, the writers agree by themselves; restart the one "
@@ -129,10 +121,7 @@ class TurnGiver:
             case Call.LOOK:
                 return Looked(await self._lock.node.own_holder(), loop.time())
             case Call.PAUSE:
-                paused: asyncio.Future[Any] = loop.create_future()
-                self._writer.end_with(Ending.PAUSE, paused)
-                self._feed_writer(Accepted(self._context.clock.now_ms()))
-                await paused
+                await self._writer.pause()
                 return Signal.PAUSED
             case SetTurn(before, turn):
                 return TurnSet(await self._lock.node.set_turn(before, turn))

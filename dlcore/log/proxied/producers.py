@@ -66,6 +66,9 @@ from dlcore.log.entries.stamp import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dlcore.log.entries.stamp import Mark
+    from dlcore.log.writing.port import MarkedRows
+
 _Ticket = TypeVar("_Ticket")
 
 PRODUCERS_MAX = 10_000
@@ -121,23 +124,6 @@ class Durable:
     """They are durable; the position of the last one may be forgotten."""
 
     dlsn: DLSN | None
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Records of an incarnation; the first one has the sequence `first`."""
-
-    claim: Claim
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedRows:
-    """`count` rows of an entry: the first has the mark, the last is at `last_slot`."""
-
-    mark: Mark
-    count: int
-    last_slot: int
 
 
 class Producers(Generic[_Ticket]):
@@ -298,7 +284,7 @@ class Producers(Generic[_Ticket]):
 
     def stamp(
         self,
-        rows: Sequence[MarkedRows],
+        rows: Sequence[MarkedRows[Mark]],
         *,
         lssn: int,
         entry_id: int,
@@ -366,7 +352,7 @@ class Producers(Generic[_Ticket]):
                 self._forget(each)
 
     def _add_rows(
-        self, rows: Iterable[MarkedRows], lssn: int, entry_id: int
+        self, rows: Iterable[MarkedRows[Mark]], lssn: int, entry_id: int
     ) -> tuple[list[StampedClaim], list[StampedRun]]:
         claims: list[StampedClaim] = []
         runs: list[StampedRun] = []

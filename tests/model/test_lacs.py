@@ -1,0 +1,166 @@
+"""Goal: followers see no entry too early, and each entry at last.
+
+Method: visit every interleaving of small scopes; and put bugs back, each of which must be found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from dlcore.ledger.writing.appender import (
+    AddWindow,
+    AppenderState,
+    LacPublication,
+    LedgerAppender,
+    SendLac,
+)
+from tests.model.bookie import Bookie
+from tests.model.lacs import LARGE, SMALL, Model, Scope
+from tests.model.producers import search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STATES_MAX = 400_000
+ONE, LOSSY, CRASH = SMALL.values()
+TWO = LARGE["two entries"]
+
+
+def _names(scopes: dict[str, Scope], *marks: Any) -> list[Any]:
+    return [pytest.param(scope, id=name, marks=marks) for name, scope in scopes.items()]
+
+
+@pytest.mark.parametrize("scope", [*_names(SMALL), *_names(LARGE, pytest.mark.prove)])
+def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
+    """Every state of the scope is visited."""
+    result = search(Model(scope), states_max=10 * STATES_MAX)
+    assert not result.violation, str(result)
+    assert result.is_complete, str(result)
+
+
+_publish = LacPublication.publish
+_confirm = LedgerAppender._confirm
+_note_accepted = LacPublication.note_accepted
+_window_confirm = AddWindow.confirm
+
+
+def _the_pushed_entry_is_published(self: LacPublication, lac: int, *about: Any) -> Any:
+    return _publish(self, lac + 1, *about)
+
+
+def _one_copy_confirms(self: AddWindow) -> Any:
+    with patch.object(self, "_ack_quorum_size", 1):
+        return _window_confirm(self)
+
+
+def _entries_are_confirmed_before_the_ensemble_is_stored(self: LedgerAppender) -> Any:
+    if self.state is not AppenderState.CHANGING:
+        return _confirm(self)
+    self.state = AppenderState.STEADY
+    try:
+        return _confirm(self)
+    finally:
+        self.state = AppenderState.CHANGING
+
+
+def _messages_do_not_wait(self: LacPublication, bookies: Any) -> Any:
+    return [
+        SendLac(each, self._due[each])
+        for each in bookies
+        if self._due.get(each, -1) > self.accepted.get(each, -1)
+    ]
+
+
+def _nothing_newer_follows(self: LacPublication, bookie: Any, lac: int) -> Any:
+    _note_accepted(self, bookie, lac)
+    return []
+
+
+def _failures_end_it(self: LacPublication, bookie: Any) -> Any:
+    self._out.discard(bookie)
+    return []
+
+
+def _nothing_is_spread(self: LacPublication, *_: Any) -> Any:
+    self._spreading = None
+    return []
+
+
+def _one_bookie_is_enough(self: LacPublication, lac: int, members: Any) -> Any:
+    knows = any(self.accepted.get(each, -1) >= lac for each in members)
+    return set() if knows else set(range(len(members)))
+
+
+def _a_failure_is_an_acceptance(self: LacPublication, bookie: Any) -> Any:
+    return _note_accepted(self, bookie, self._due.get(bookie, -1))
+
+
+def _answers_are_early(self: Bookie, request: Any, **_: Any) -> Any:
+    if self.state.note_lac(request.data):
+        self.records.append(request.data)
+    return [request._replace(kind="lac accepted")]
+
+
+def _of_publication(name: str, mutant: Callable[..., Any]) -> Callable[[], Any]:
+    return lambda: patch.object(LacPublication, name, mutant)
+
+
+MUTANTS: dict[str, tuple[Callable[[], Any], Scope, str]] = {
+    "a LAC is beyond the confirmed entries": (
+        _of_publication("publish", _the_pushed_entry_is_published),
+        ONE,
+        "NoDirtyLac",
+    ),
+    "one copy confirms an entry": (
+        lambda: patch.object(AddWindow, "confirm", _one_copy_confirms),
+        ONE,
+        "NoDirtyLac",
+    ),
+    "messages do not wait for each other": (
+        _of_publication("_send", _messages_do_not_wait),
+        ONE,
+        "OneMessageAtATime",
+    ),
+    "a newer LAC does not follow": (
+        _of_publication("note_accepted", _nothing_newer_follows),
+        TWO,
+        "EveryMemberLearnsTheLac",
+    ),
+    "a failed message is not repeated": (
+        _of_publication("note_failed", _failures_end_it),
+        LOSSY,
+        "EveryMemberLearnsTheLac",
+    ),
+    "no LAC is spread": (
+        _of_publication("spread", _nothing_is_spread),
+        ONE,
+        "EveryMemberLearnsTheLac",
+    ),
+    "one bookie is enough": (
+        _of_publication("unaware", _one_bookie_is_enough),
+        ONE,
+        "PublishedIsSeen",
+    ),
+    "a failure is taken for an acceptance": (
+        _of_publication("note_failed", _a_failure_is_an_acceptance),
+        LOSSY,
+        "PublishedIsSeen",
+    ),
+    "a bookie accepts a LAC before it is durable": (
+        lambda: patch.object(Bookie, "_lac", _answers_are_early),
+        CRASH,
+        "PublishedIsSeen",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_known_bugs_are_found(name: str) -> None:
+    """By the promise that each of them breaks."""
+    put_back, scope, promise = MUTANTS[name]
+    with put_back():
+        result = search(Model(scope), states_max=STATES_MAX)
+    assert result.violation.startswith(promise), str(result)
