@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from dlcore.base.config import LogConfig, LogSettings
 from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
@@ -18,11 +19,11 @@ from dlcore.base.errors import (
     LogEmptyError,
     LogExistsError,
     LogNotFoundError,
-    SchemaMismatchError,
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord, NotLessThan, RecordField
+from tests.fixtures.waiting import wait_until
 from tests.fixtures.ways import new_name
 
 if TYPE_CHECKING:
@@ -173,12 +174,10 @@ def test_settings_are_changed_by_name(way: Way) -> None:
     again = log.update_settings(entry_bytes=None)
     assert (again.retention_s, again.entry_bytes) == (60, None)
     assert other.update_settings() == again
-    with pytest.raises(ConfigurationError, match="speed"):
-        log.update_settings(speed=1)
 
 
 def test_columns_are_added(way: Way) -> None:
-    """To those of a typed log."""
+    """To those of a typed log, and to no other log that has its name later."""
     log, plain = way.new_log(schema=SCHEMA), way.new_log()
     assert log.get_schema() == SCHEMA
     assert log.update_schema(WIDER, merge=True) == WIDER
@@ -186,11 +185,12 @@ def test_columns_are_added(way: Way) -> None:
     assert log.get_schema() == WIDER
     with way.only_directly():
         assert log.update_schema(WIDER.append(pa.field("fare", pa.float64()))).names[-1] == "fare"
-    with pytest.raises(SchemaMismatchError):
-        log.update_schema(pa.schema({"id": pa.string()}), merge=True)
     assert plain.get_schema() is None
-    with pytest.raises(SchemaMismatchError):
-        plain.update_schema(SCHEMA, merge=True)
+    log.delete()
+    way.making.create_log(log.name, schema=SCHEMA)
+    with pytest.raises(LogNotFoundError):
+        log.update_schema(WIDER, merge=True)
+    assert way.namespace.open_log(log.name).get_schema() == SCHEMA
 
 
 def test_subscriptions_are_moved_and_forgotten(way: Way) -> None:
@@ -241,28 +241,86 @@ def test_a_manager_renames_and_deletes_its_log(way: Way) -> None:
     way.write(log.name, 2)
     assert way.payloads(log) == [b"1", b"2"]
     assert not way.namespace.log_exists(old)
-    log_id = log.log_id
     for _ in range(2):
         log.delete()
-    way.namespace.create_log(new)
+    with pytest.raises(LogNotFoundError):
+        log.rename(old)
+
+
+def test_a_manager_of_a_deleted_log_has_nothing_of_another_one(way: Way) -> None:
+    """Nothing tells of the log that was made under its name, or changes it."""
+    log = way.new_log(1, 2)
+    found = log.read()
+    assert found.to_arrow().num_rows == 2
     log.delete()
-    assert way.namespace.open_log(new).log_id != log_id
+    way.making.create_log(log.name)
+    way.write(log.name, 7, 8, 9)
+    log.delete()  # which is done
     for gone in (
+        found.to_arrow,
+        log.read,
+        lambda: log.read(DLSN(1, 1, 0)),
         log.get_snapshot,
         log.status,
+        log.get_first_dlsn,
         log.get_last_txid,
+        log.get_log_record_count,
+        lambda: log.get_log_record_count(DLSN(1, 1, 0)),
+        lambda: log.get_dlsn_not_less_than_txid(1),
         log.get_settings,
+        lambda: log.update_settings(retention_s=60),
         log.get_schema,
         log.get_subscriptions,
+        lambda: log.move_subscription("s", dlsn=DLSN(1, 1, 0)),
+        lambda: log.truncate(DLSN(1, 1, 0)),
         log.is_end_of_stream_marked,
-        log.open_reader,
-        log.open_writer,
         log.mark_end_of_stream,
+        log.open_reader,
+        lambda: log.open_reader(dlsn=DLSN(1, 1, 0)),
+        log.open_writer,
+        log.open_stream_reader,
+        log.open_stream_writer,
     ):
         with pytest.raises(LogNotFoundError):
             gone()
-    with pytest.raises(LogNotFoundError):
-        log.rename(old)
+    other = way.namespace.open_log(log.name)
+    assert other.log_id != log.log_id
+    assert way.payloads(other) == [b"7", b"8", b"9"]
+    assert (other.status().sealed, other.get_settings().retention_s) == (False, None)
+    assert other.get_subscriptions() == {}
+
+
+def test_a_running_writer_takes_new_settings(way: Way) -> None:
+    """As another client changed them."""
+    log = way.new_log(settings=LogSettings(entry_bytes=200))
+    with log.open_writer() as writer:
+        writer.write(LogRecord(1, b"x" * 88))
+        writer.flush()
+        changed = way.open_another().open_log(log.name).update_settings(segment_bytes_max=400)
+        assert changed == LogSettings(entry_bytes=200, segment_bytes_max=400)
+
+        def is_taken() -> bool:
+            writer.write(LogRecord(1, b"x" * 88))
+            writer.flush()
+            return bool(log.status().segment_count > 1)
+
+        wait_until(is_taken, timeout_s=30)
+
+
+@pytest.mark.parametrize("way", ["blocking"], indirect=True)
+@pytest.mark.parametrize("config", [LogConfig(flush_interval_s=0.02), LogConfig(buffer_bytes=0)])
+def test_waiting_records_are_written_without_a_call(way: Way, config: LogConfig) -> None:
+    """After an interval, or at once; without an interval they wait for a call."""
+    log, waits = way.new_log(), LogConfig(flush_interval_s=0)
+    patient = way.namespace.open_log(way.new_log().name, config=waits)
+    with patient.open_writer() as waiting:
+        waiting.write(LogRecord(1, b"a"))
+        with way.namespace.open_log(log.name, config=config).open_writer() as writer:
+            for txid in (1, 2):
+                writer.write(LogRecord(txid, b"a"))
+            wait_until(lambda: log.get_log_record_count() == 2, timeout_s=30)
+        assert patient.get_log_record_count() == 0
+    assert patient.get_log_record_count() == 1
 
 
 def test_records_are_appended_on_a_condition(way: Way) -> None:

@@ -167,6 +167,8 @@ def test_a_merged_reader_has_many_logs_as_one(way: Way) -> None:
             break
         assert [each.record.txid for each in merged.records()] == [4, 5, 6]
         assert merged.read_bulk(1) == []
+        with pytest.raises(ConfigurationError, match="count=0"):
+            merged.read_bulk(0)
         positions = merged.positions
     assert positions == {odd.name: DLSN(1, 3, 0), even.name: DLSN(1, 3, 0)}
     with namespace.open_merged_reader(names, txid=4) as merged:

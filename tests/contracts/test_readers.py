@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -115,6 +116,57 @@ def test_a_reader_seeks_forward_and_back(way: Way) -> None:
         assert txids(way, reader, 1) == [4]
 
 
+def by_reader(log: Any, kind: str, start: Any) -> list[int]:
+    """Return what a reader that is opened there reads."""
+    with log.open_reader(**{kind: start}) as reader:
+        return [each.txid for each in reader.records()]
+
+
+def by_seek(log: Any, kind: str, start: Any) -> list[int]:
+    """Return what a reader that is moved there reads."""
+    with log.open_reader() as reader:
+        reader.seek(**{kind: start})
+        return [each.txid for each in reader.records()]
+
+
+def by_range(log: Any, _: str, start: Any) -> list[int]:
+    """Return what a range that begins there has."""
+    found: list[int] = log.read(start).to_arrow()["txid"].to_pylist()
+    return found
+
+
+TXIDS = [5, 15, 25, 35]
+NAMES = [
+    (number, kind, start)
+    for number, txid in enumerate(TXIDS)
+    for kind, start in (
+        ("dlsn", DLSN(number // 2 + 1, number % 2, 0)),
+        ("txid", txid),
+        ("txid", txid - 4),
+    )
+]
+"""All names of a record in two segments, the last of which is a number between ids."""
+
+
+def test_a_truncated_record_is_refused_by_all_its_names(way: Way) -> None:
+    """Each that is left is read from; the very first names mean the beginning."""
+    reads = cycle([by_reader, by_seek, by_range])  # each name meets all of them
+    log = way.new_log(*TXIDS[:2])
+    way.write(log.name, *TXIDS[2:])
+    # Nothing, a part of a segment, a whole one, and all.
+    for gone, end in ((0, None), (1, DLSN(1, 1, 0)), (2, DLSN(2, 0, 0)), (4, DLSN(2, 2, 0))):
+        assert end is None or log.truncate(end)
+        for kind, start in (("dlsn", DLSN.INITIAL), ("txid", 0)):
+            assert next(reads)(log, kind, start) == TXIDS[gone:]
+        for number, kind, start in NAMES:
+            read = next(reads)
+            if number >= gone:
+                assert read(log, kind, start) == TXIDS[number:]
+            elif start != DLSN.INITIAL:
+                with pytest.raises(AlreadyTruncatedError, match=f"{start} was truncated"):
+                    read(log, kind, start)
+
+
 def test_a_loop_that_ends_early_leaves_the_rest(way: Way) -> None:
     """The next read goes on behind the last record of the loop."""
     log = way.new_log(0, 1, 2, 3, 4, 5)
@@ -179,6 +231,9 @@ def test_a_sealed_log_has_an_end(way: Way, count: int) -> None:
         assert list(following.records()) == list(following.batches()) == []
         following.seek()
         assert sum(each.num_rows for each in following.batches(follow=True)) == count
+    assert log.read().to_arrow().num_rows == count
+    status = log.status()
+    assert (status.sealed, status.record_count, status.last is None) == (True, count, not count)
 
 
 def test_a_subscriber_goes_on_where_it_committed(way: Way) -> None:

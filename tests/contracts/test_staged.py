@@ -155,7 +155,9 @@ def test_runs_count_their_appends(way: Way) -> None:
         for number in range(count):
             at = AppendRun(token=run, begun_ns=begun_ns)
             begun_ns = 2**62 if number == 0 else begun_ns
-            with way.namespace.begin_append(identity, 1, run=at, shared=shared) as append:
+            with way.namespace.begin_append(
+                identity, 1, run=at, shared=shared, strict=True
+            ) as append:
                 append.write_batch(log.name, batch(str(number)))
                 done = append.commit().already_committed
             assert done == (run == "second" and number < 2)

@@ -90,8 +90,12 @@ def test_a_record_that_cannot_follow_is_refused_at_once(way: Way) -> None:
             writer.write(LogRecord(4, b"4"))
         with pytest.raises(LogRecordTooLongError):
             writer.write(LogRecord(5, bytes(RECORD_SIZE_BYTES_MAX + 1)))
-        with pytest.raises(ConfigurationError, match="expected a LogRecord"):
-            writer.write("6")
+        for no_record in ("6", b"6"):
+            for write, given in ((writer.write, no_record), (writer.write_bulk, [no_record])):
+                with pytest.raises(
+                    ConfigurationError, match=f"{no_record!r}: expected a LogRecord"
+                ):
+                    write(given)
         with pytest.raises(ConfigurationError, match="transaction id -1 is out of range"):
             writer.write(LogRecord(-1, b""))
         with pytest.raises(TransactionIdOutOfOrderError):

@@ -38,20 +38,6 @@ def log(namespace_uri: str) -> Iterator[DistributedLogManager]:
             yield manager
 
 
-def test_tables_and_frames(log: DistributedLogManager) -> None:
-    """The same rows in each form."""
-    part = log.read(1_000, 39_000)
-    table = part.to_arrow()
-    assert table["txid"].to_pylist() == list(range(1_000, 39_000))
-    assert sum(batch.num_rows for batch in part) == 38_000
-    frame = part.to_pandas()
-    assert frame["value"].iloc[-1] == b"38999"
-    assert part.to_polars().equals(pl.from_arrow(table))
-    assert part.schema == table.schema
-    assert repr(part).startswith("<LogRange 'ranges' from 1:")
-    assert log.read(5, 5).to_arrow().num_rows == 0
-
-
 def test_no_batch_is_empty(log: DistributedLogManager) -> None:
     """Nor where the range ends between two segments, and its reader behind the first one."""
     part = log.read(None, DLSN(2, 0, 0))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore import AppendRun, SharedStaging
+from dlcore import SharedStaging
 from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.backends.flight.staging import KEPT_BYTES_MAX
 from dlcore.base.errors import (
@@ -168,31 +168,6 @@ def test_a_batch_larger_than_is_kept(direct: Namespace, remote: Namespace, logs:
         assert append.commit().committed
     assert held(direct, logs[0]) == payloads
     assert held(direct, logs[1]) == ["b"]
-
-
-def test_runs_that_count_their_appends(
-    direct: Namespace, remote: Namespace, logs: list[str]
-) -> None:
-    """A repetition of two appends of a version skips both, and appends a third one."""
-    name = uuid4().hex
-    shared = SharedStaging(identity=f"s{name}", round="1")
-    for run, count in (("first", 2), ("second", 3)):
-        for number in range(count):
-            at = AppendRun(token=run, begun_ns=0 if number == 0 else _now_ns())
-            with remote.begin_append(name, 1, run=at, shared=shared, strict=True) as append:
-                append.write_batch(logs[0], rows(str(number)))
-                done = append.commit().already_committed
-            assert done == (run == "second" and number < 2)
-    assert held(direct, logs[0]) == ["0", "1", "2"]
-    ledgers = {each.staged.ledger_id for each in _staged(direct) if each.staged.identity[0] == "s"}
-    assert len([each for each in _staged(direct) if each.staged.identity == f"s{name}"]) == 1
-    assert ledgers
-
-
-def _now_ns() -> int:
-    import time
-
-    return time.monotonic_ns()
 
 
 def test_proxies_that_die(direct: Namespace, namespace_uri: str, logs: list[str]) -> None:

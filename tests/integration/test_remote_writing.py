@@ -12,19 +12,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
 
 from dlcore.backends.flight.namespace import open_namespace as open_remote_async
-from dlcore.base.config import LogConfig
 from dlcore.base.errors import (
     AlreadyClosedError,
-    ConditionFailedError,
-    TransactionIdOutOfOrderError,
 )
 from dlcore.base.records import LogRecord
 from dlcore.flight import producer_client
-from dlcore.flight.producer_client import MESSAGE_BYTES
 from dlcore.sync import open_namespace, open_namespace as open_remote, portal as portals
 from tests.fixtures.proxies import ProxyProcess, proxy_process, proxy_thread
 from tests.fixtures.waiting import wait_until
@@ -145,45 +140,6 @@ def test_owners_are_killed_stand_still_and_leave(fresh_sandbox: Callable[..., Sa
             assert numbers == list(range(load.sent[name]))
 
 
-def test_the_blocking_writer(sandbox: Sandbox) -> None:
-    """It has the core's names; what it refuses at once leaves it usable."""
-    with (
-        proxy_thread(sandbox.uri) as proxy,
-        open_namespace(sandbox.uri) as namespace,
-        open_remote(proxy.server.location) as remote,
-    ):
-        direct = namespace.open_log(f"remote/{uuid4().hex}", create_if_missing=True)
-        log = remote.open_log(direct.name)
-        first = log.append([LogRecord(0, b"0"), LogRecord(1, b"1")], expected=None)
-        with pytest.raises(ConditionFailedError) as failed:
-            log.append([LogRecord(1, b"no")], expected=None)
-        assert failed.value.last == str(first) == str(direct.get_last_dlsn())
-        with log.open_writer(producer="blocking") as writer:
-            assert (writer.log_name, writer.producer, writer.next_sequence) == (
-                direct.name,
-                "blocking",
-                0,
-            )
-            assert writer.write_bulk(LogRecord(n, b"%d" % n) for n in range(2, 50)) == 48
-            with pytest.raises(TransactionIdOutOfOrderError):
-                writer.write(LogRecord(1, b"low"))
-            assert writer.next_sequence == 48
-            writer.flush()
-            writer.write_batch(pa.record_batch({"value": ["50"]}))
-            writer.write_table(pa.table({"value": [b"51", b"52"]}))
-            assert writer.commit() == direct.get_last_dlsn()
-            writer.write(LogRecord(2**60, bytes(MESSAGE_BYTES)))
-            assert direct.name in repr(writer)
-        writer.close()
-        with pytest.raises(AlreadyClosedError):
-            writer.write(LogRecord(2**60, b"lost"))
-        left = log.open_writer()
-        left.write(LogRecord(2**60, b"left"))
-        left.abort()
-        found = [record.payload for record in direct.open_reader().records()]
-        assert found[:-1] == [b"%d" % number for number in range(53)]
-
-
 LEAVING = """
 import sys
 from dlcore import LogRecord
@@ -270,22 +226,3 @@ def test_the_async_writer_says_what_was_not_written(
         asyncio.run(leave(proxy.server.location))
     reason = {"namespace": "its namespace was closed", "loop": "its event loop ended"}[ends]
     assert f"not written: 1 record: the writer was not closed, and {reason}" in caplog.text
-
-
-def test_waiting_records_are_written_without_a_call(namespace_uri: str) -> None:
-    """A blocking writer sends it in the background, unless it shall wait for a call."""
-    name = f"{LOG}/{uuid4().hex}"
-    with (
-        proxy_thread(namespace_uri) as proxy,
-        open_remote(proxy.server.location) as namespace,
-        namespace.open_log(name, create_if_missing=True) as log,
-    ):
-        waits = LogConfig(flush_interval_s=0)
-        patient = namespace.open_log(name, config=waits).open_writer()
-        patient.write(LogRecord(3, b"x"))
-        writer = log.open_writer()
-        writer.write(LogRecord(2, b"x"))
-        wait_until(lambda: log.get_log_record_count() == 1, timeout_s=WAIT_S)
-        assert (writer.next_sequence, patient.next_sequence) == (1, 1)
-        patient.close()
-        assert log.get_log_record_count() == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from dlcore.backends.flight.namespace import open_namespace
@@ -18,7 +17,7 @@ from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
 
 async def write(served: Proxies, first: int, count: int) -> None:
@@ -73,22 +72,6 @@ def test_readers_read_nothing_of_another_log(*, follow: bool) -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_range_is_of_one_log() -> None:
-    """Also where the other one was made between two of its messages."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        await write(served, 0, 5)
-        log = await remote(served)
-        found = await log.read()
-        assert (await found.to_arrow()).num_rows == 5
-        await make_anew(served)
-        await reported(found.to_arrow())
-        await reported(log.read(DLSN(1, 2, 0)))
-
-    with_proxies("clicks")(scenario)
-
-
 def test_writers_write_nothing_to_another_log() -> None:
     """Their sequences are of the log that they were opened on, and so are conditions."""
 
@@ -120,43 +103,6 @@ def test_writers_write_nothing_to_another_log() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_handle_changes_and_tells_nothing_of_another_log() -> None:
-    """Every one of its calls says what became of the log."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        await write(served, 0, 5)
-        log = await remote(served)
-        await make_anew(served)
-        calls: list[Callable[[], Awaitable[object]]] = [
-            log._info,
-            log.get_schema,
-            log.get_snapshot,
-            log.get_log_record_count,
-            lambda: log.get_log_record_count(DLSN(1, 1, 0)),
-            log.get_first_dlsn,
-            log.get_last_txid,
-            log.is_end_of_stream_marked,
-            lambda: log.get_dlsn_not_less_than_txid(1),
-            lambda: log.truncate(DLSN(1, 2, 0)),
-            log.get_settings,
-            lambda: log.update_settings(retention_s=60),
-            log.mark_end_of_stream,
-            log._stream_end,
-            lambda: log._stream_end(flush=True),
-            log.open_stream_reader,
-            log.get_subscriptions,
-        ]
-        for call in calls:
-            await reported(call())
-        direct = await served.cluster.namespaces[0].open_log("clicks")
-        assert not await direct.is_end_of_stream_marked()
-        assert (await direct.get_settings()).retention_s is None
-        assert await direct.get_first_dlsn() == DLSN(1, 0, 0)
-
-    with_proxies("clicks")(scenario)
-
-
 def test_a_proxy_lets_go_of_a_log_that_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy has not heard of that yet: a client that writes to the new log releases the old."""
 
@@ -177,22 +123,3 @@ def test_a_proxy_lets_go_of_a_log_that_is_no_more(monkeypatch: pytest.MonkeyPatc
         assert len(await read_all(direct)) == 1
 
     with_proxies("clicks")(scenario)
-
-
-def test_columns_are_added_to_no_other_log() -> None:
-    """A client adds them to the log that it opened, and to none that has its name now."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        columns = pa.schema({"km": pa.int64()})
-        async with await open_namespace(served.servers[0].location) as namespace:
-            await namespace.create_log("trips", schema=columns)
-            log = await namespace.open_log("trips")
-            more = columns.append(pa.field("to", pa.string()))
-            assert (await log.update_schema(more, merge=True)) == more
-            await namespace.delete_log("trips")
-            await namespace.create_log("trips", schema=columns)
-            await reported(log.update_schema(more, merge=True))
-            assert (await namespace.get_schemas(["trips"]))["trips"] == columns
-
-    with_proxies()(scenario)

@@ -19,7 +19,6 @@ from dlcore.base.errors import (
     ConfigurationError,
     LogNotFoundError,
     OverCapacityError,
-    ProducerFencedError,
     ProxyUnavailableError,
     TransactionIdOutOfOrderError,
     WriteCancelledError,
@@ -145,26 +144,6 @@ def test_a_refusal_of_the_proxy_ends_the_writer() -> None:
             await gone.open_writer()
         with pytest.raises(ConfigurationError, match="expected a name of 1 to 100 bytes"):
             await log.open_writer(producer="")
-
-    with_proxies("clicks")(scenario)
-
-
-def test_a_named_producer_goes_on_where_it_was() -> None:
-    """The one before it may write no more."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        log = await remote(served)
-        old = await log.open_writer(producer="meter")
-        await asyncio.gather(*old.write_bulk(numbered(0, 10)))
-        async with await log.open_writer(producer="meter") as new:
-            assert (new.producer, new.next_sequence) == ("meter", 10)
-            await asyncio.gather(*new.write_bulk(numbered(10, 10)))
-            with pytest.raises(ProducerFencedError, match="superseded"):
-                await old.write(LogRecord(99, b"zombie"))
-        with pytest.raises(WriteError):
-            await old.aclose()
-        assert await payloads(served) == [b"%d" % number for number in range(20)]
 
     with_proxies("clicks")(scenario)
 

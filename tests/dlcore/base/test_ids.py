@@ -170,3 +170,9 @@ def test_a_bookie_is_its_name_and_its_incarnation() -> None:
     assert one != two
     assert one < two < BookieId("b2", "a" * 32)
     assert str(one) == "b1/aaaaaaaa"
+
+
+def test_a_dlsn_is_made_of_whole_numbers() -> None:
+    """Text is none, though it shows a number."""
+    with pytest.raises(ConfigurationError, match="whole numbers, not '1', 0, 0"):
+        DLSN("1", 0, 0)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.base.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
+from dlcore.base.errors import LogNotFoundError, SchemaMismatchError
 from dlcore.log.reading import merged
 from tests.fixtures.aio import cancel_after, until
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
@@ -95,26 +95,6 @@ def test_following_keeps_the_order_over_all_time() -> None:
             await x.mark_end_of_stream()
             assert await reader.read_bulk(9, follow=True) == []
             assert "2 logs" in repr(reader)
-
-    on_log(body)
-
-
-def test_logs_that_cannot_be_merged() -> None:
-    """Each log once, and each of them there."""
-
-    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
-        namespace = cluster.namespaces[0]
-        for names in ([], ["clicks", "clicks"]):
-            with pytest.raises(ConfigurationError, match="each log once"):
-                await namespace.open_merged_reader(names)
-        with pytest.raises(LogNotFoundError):
-            await namespace.open_merged_reader(["clicks", "missing"])
-        async with await namespace.open_merged_reader(["clicks"]) as reader:
-            with pytest.raises(ConfigurationError, match="count=0"):
-                await reader.read_bulk(0)
-            await (await namespace.open_log("clicks")).delete()
-            with pytest.raises(LogNotFoundError):
-                await reader.read_bulk(1, follow=True)
 
     on_log(body)
 

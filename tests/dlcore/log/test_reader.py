@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
     ConfigurationError,
-    EndOfStreamError,
     LogEmptyError,
     LogNotFoundError,
 )
@@ -550,25 +548,5 @@ def test_positions_at_the_edges() -> None:
             found = await future.read_next()
             assert found is not None
             assert found.dlsn == DLSN(4, 0, 1)
-
-    on_log(body)
-
-
-def test_a_log_whose_only_event_is_its_seal() -> None:
-    """It has an end, and no record in any way of reading."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        async with await log.open_writer() as writer:
-            await writer.mark_end_of_stream()
-        async with await log.open_reader() as reader:
-            assert [r async for r in reader.records(follow=True)] == []
-            for read in (reader.read_next, reader.read_batch, partial(reader.read_bulk, 1)):
-                with pytest.raises(EndOfStreamError):
-                    await read()
-        assert (await (await log.read()).to_arrow()).num_rows == 0
-        status = await log.status()
-        assert (status.sealed, status.record_count, status.last) == (True, 0, None)
-        with pytest.raises(LogEmptyError):
-            await log.get_last_record()
 
     on_log(body)

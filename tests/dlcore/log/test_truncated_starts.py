@@ -1,8 +1,8 @@
-"""A read that begins at a truncated record is refused, whatever it names the record by.
+"""A ticket that begins at a truncated record is refused, whatever it names the record by.
 
-Goal: a loss is no silence, and a reader from the beginning begins at the first record left.
-Method: every way to name a start, by readers, ranges and tickets, on logs that are truncated in
-every place.
+Goal: a loss is no silence, and a read from the beginning begins at the first record left.
+Method: every way to name a start, on logs that are truncated in every place.
+`tests/contracts/test_readers.py` asks the same of readers and ranges.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import AlreadyTruncatedError
 from dlcore.base.ids import DLSN
 from tests.dlcore.proxy.test_known_logs import got, path_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
-from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
@@ -55,48 +53,6 @@ def starts(number: int) -> list[tuple[str, Any]]:
     ]
 
 
-async def by_reader(log: DirectLog, kind: str, start: Any) -> list[bytes]:
-    """Read by a reader that is opened there, and by one that is moved there."""
-    async with await log.open_reader(**{kind: start}) as reader:
-        found = [each.payload async for each in reader]
-    async with await log.open_reader() as reader:
-        await reader.seek(**{kind: start})
-        assert [each.payload async for each in reader] == found
-    return found
-
-
-async def by_range(log: DirectLog, kind: str, start: Any) -> list[bytes]:
-    """Read a range that begins there."""
-    table = await (await log.read(start)).to_arrow()
-    found: list[bytes] = table["value"].to_pylist()
-    return found
-
-
-@pytest.mark.parametrize("place", LEFT)
-@pytest.mark.parametrize("way", [by_reader, by_range])
-def test_a_truncated_record_is_refused_by_all_its_names(way: Any, place: str) -> None:
-    """And each that is left is read from; the very first names mean the beginning."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        end, left = LEFT[place]
-        await make(log, end)
-        payloads = [b"%d" % number for number in left]
-        for kind in ("dlsn", "txid"):
-            assert await way(log, kind, DLSN.INITIAL if kind == "dlsn" else 0) == payloads
-        for number in range(12):
-            for kind, start in starts(number):
-                if kind == "sequence_id" or start == DLSN.INITIAL:
-                    continue
-                if number not in left:
-                    with pytest.raises(AlreadyTruncatedError, match=f"{start} was truncated"):
-                        await way(log, kind, start)
-                    continue
-                expected = [each for each in payloads if int(each) >= number]
-                assert await way(log, kind, start) == expected
-
-    on_log(body)
-
-
 @pytest.mark.parametrize("place", LEFT)
 @pytest.mark.parametrize("follow", [False, True], ids=["once", "follow"])
 def test_a_ticket_is_also_refused(place: str, *, follow: bool) -> None:
@@ -123,34 +79,6 @@ def test_a_ticket_is_also_refused(place: str, *, follow: bool) -> None:
         await reads.aclose()
 
     on_log(body)
-
-
-@pytest.mark.parametrize("place", LEFT)
-@pytest.mark.parametrize("way", [by_reader, by_range])
-def test_a_log_over_an_endpoint_also_refuses(way: Any, place: str) -> None:
-    """Its readers and ranges, and what they say of it."""
-
-    async def scenario(served: Proxies) -> None:
-        await served.start()
-        direct = await served.cluster.namespaces[0].open_log("clicks")
-        end, left = LEFT[place]
-        await make(direct, end)
-        await direct.mark_end_of_stream()  # a reader of a log that goes on would wait
-        async with await open_namespace(served.servers[0].location) as namespace:
-            log: Any = await namespace.open_log("clicks")
-            payloads = [b"%d" % number for number in left]
-            for kind, beginning in (("dlsn", DLSN.INITIAL), ("txid", 0)):
-                assert await way(log, kind, beginning) == payloads
-            for number in range(12):
-                for kind, start in starts(number)[:3]:
-                    if number in left:
-                        expected = [each for each in payloads if int(each) >= number]
-                        assert await way(log, kind, start) == expected
-                    elif start not in (0, DLSN.INITIAL):
-                        with pytest.raises(AlreadyTruncatedError, match=f"{start} was truncated"):
-                            await way(log, kind, start)
-
-    with_proxies("clicks")(scenario)
 
 
 EPOCH = "1970-01-01T00:00:00Z"

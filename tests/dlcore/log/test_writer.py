@@ -213,27 +213,6 @@ def test_timestamps_never_decrease() -> None:
     on_log(body)
 
 
-def test_the_seal() -> None:
-    """Nothing follows it: not from this writer, not from the next."""
-
-    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
-        writer = await log.open_writer()
-        written = writer.write(record(1))
-        await writer.mark_end_of_stream()
-        assert written.done()
-        with pytest.raises(EndOfStreamError):
-            writer.write(record(2))
-        await writer.aclose()
-        assert await log.is_end_of_stream_marked()
-        async with await log.open_reader() as reader:
-            assert len(await reader.read_bulk(10)) == 1
-            for _ in range(2):
-                with pytest.raises(EndOfStreamError):
-                    await reader.read_next()
-
-    on_log(body)
-
-
 def test_a_seal_keeps_what_another_completed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recovery just before the writer seals the log finds the same end: no record is lost."""
 
