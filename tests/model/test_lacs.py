@@ -12,9 +12,7 @@ import pytest
 
 from dlcore.ledger.writing.appender import (
     AddWindow,
-    AppenderState,
     LacPublication,
-    LedgerAppender,
     SendLac,
 )
 from tests.model.bookie import Bookie
@@ -42,7 +40,6 @@ def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
 
 
 _publish = LacPublication.publish
-_confirm = LedgerAppender._confirm
 _note_accepted = LacPublication.note_accepted
 _window_confirm = AddWindow.confirm
 
@@ -54,16 +51,6 @@ def _the_pushed_entry_is_published(self: LacPublication, lac: int, *about: Any) 
 def _one_copy_confirms(self: AddWindow) -> Any:
     with patch.object(self, "_ack_quorum_size", 1):
         return _window_confirm(self)
-
-
-def _entries_are_confirmed_before_the_ensemble_is_stored(self: LedgerAppender) -> Any:
-    if self.state is not AppenderState.CHANGING:
-        return _confirm(self)
-    self.state = AppenderState.STEADY
-    try:
-        return _confirm(self)
-    finally:
-        self.state = AppenderState.CHANGING
 
 
 def _messages_do_not_wait(self: LacPublication, bookies: Any) -> Any:
