@@ -13,6 +13,7 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import (
     BookieStorageError,
     ConfigurationError,
+    LedgerNotFoundError,
     LedgerReadError,
 )
 from dlcore.ledger.client import LedgerClient
@@ -544,6 +545,24 @@ def test_a_follower_waits_for_bookies_that_are_all_away() -> None:
         await until(lambda: len(got) == 3)
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)
+        await writer.abandon()
+
+    run(scenario)
+
+
+def test_a_follower_of_a_deleted_ledger_gets_an_error() -> None:
+    """It waits for nothing then, although the bookies go on."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 3)
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 0, got))
+        await until(lambda: bool(got))
+        await cluster.client._context().ledger_store.delete(writer.ledger_id)
+        with pytest.raises(LedgerNotFoundError):
+            await asyncio.wait_for(follower, 60.0)
         await writer.abandon()
 
     run(scenario)
