@@ -124,7 +124,7 @@ class BookieServer(AsyncClosing):
             served = await server._serve()
             await server._register(served.control_address)
             server._house.start()
-            await server._tell_operators(served.samples)
+            await server._open_operator_port(served.samples)
         except BaseException:
             await server.aclose()
             raise
@@ -238,7 +238,7 @@ class BookieServer(AsyncClosing):
             partial(metrics.samples, self.storage, service.connections, service.read_budget),
         )
 
-    async def _tell_operators(self, samples: Source) -> None:
+    async def _open_operator_port(self, samples: Source) -> None:
         storage, disk, tls = self.storage, self.storage.core.disk, self._place.tls
         checks = {"metadata_store": session_check(self._place.store), **metrics.checks(storage)}
         operated = Operated(
@@ -320,7 +320,7 @@ class BookieServer(AsyncClosing):
         async def report_space() -> None:
             self._report_space(registrar, report)
 
-        self._house.repeat("telling of free space", report_space, lambda: _SPACE_INTERVAL_S)
+        self._house.repeat("reporting free space", report_space, lambda: _SPACE_INTERVAL_S)
 
     def _report_space(self, registrar: Registrar, report: SpaceReport) -> None:
         stats = self.storage.status.stats()

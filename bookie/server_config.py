@@ -89,8 +89,9 @@ class BookieConfig:
     tls_ca: str = ""
     """PEM file of the authorities that sign the certificates of clients and other bookies."""
     tls_client_auth: str = "required"
-    """Whether clients need a certificate: required, none, or or_capability: without one they reach
-    only the ledgers of their capabilities, and not the control service."""
+    """Whether clients need a certificate: required, none, or or_capability. With or_capability a
+    client without a certificate reaches only the ledgers of its capabilities, and not the control
+    service."""
     tls_client_names: str = ""
     """Names in `subjectAltName` of clients that are let in, between commas, whole or as *.suffix;
     those of the other bookies are among them.  Empty: every client with a certificate."""
@@ -101,8 +102,8 @@ class BookieConfig:
     zk_tls_key: str = ""
     """PEM file of the private key of `zk_tls_cert`."""
     zk_auth_file: str = ""
-    """File with ZooKeeper's user as a line user:password, for whom all nodes are; empty: they are
-    for everybody."""
+    """File with ZooKeeper's user as a line user:password; only this user may use the nodes. Empty:
+    everybody may."""
     session_timeout_s: float = 10.0
     """After this long without contact the metadata store removes the registration."""
     connection_bytes_max: int = 16 * MIB

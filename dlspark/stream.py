@@ -96,9 +96,10 @@ class _ReportedLosses:
 
 
 class _Pace:
-    """How long ago a query's last batch with records was planned: its next one may wait for more.
+    """How long ago a query's last batch with records was planned.
 
-    A batch without records does not begin the wait of minRecordsPerTrigger anew.
+    minRecordsPerTrigger may make the next batch wait for more records.
+    A batch without records does not begin that wait anew.
     """
 
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:

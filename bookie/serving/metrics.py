@@ -35,7 +35,7 @@ LEDGERS = gauge("bookie_ledgers", "Ledgers with entries here")
 DAMAGED = gauge("bookie_damaged_entries", "Entries known to be damaged and not repaired yet")
 REPAIRED = counter("bookie_repaired_entries_total", "Damaged entries repaired since the start")
 SCRUB_AGE = gauge(
-    "bookie_scrub_age_seconds", "Since the last pass of scrubbing, or since the start"
+    "bookie_scrub_age_seconds", "Seconds since the last pass of scrubbing, or since the start"
 )
 FREED = counter("bookie_freed_bytes_total", "Bytes freed by garbage collection and compaction")
 READ = counter("bookie_read_bytes_total", "Bytes of entries sent to readers since the start")

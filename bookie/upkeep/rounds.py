@@ -146,11 +146,11 @@ class Upkeep:
     ) -> tuple[str, frozenset[int]]:
         """Remove every byte of ledgers that are gone; return why some are left, or nothing.
 
-        `collect` finds the ledgers that are gone.  Those without a proof yet are
-        returned, too, and given as `awaited` to the next call, because in a busy cluster there are
-        others by then.  The file that takes records is sealed, each file
-        with anything of these ledgers is compacted, however little that is, and no space is kept
-        for later files, because it has the old bytes.
+        `collect` finds the ledgers that are gone.  Ledgers without a proof yet are returned; the
+        caller passes them as `awaited` to the next call.  Ledgers deleted later are not waited
+        for, because a busy cluster always has some.  The file that takes records is sealed, each
+        file with anything of these ledgers is compacted, however little that is, and no space is
+        kept for later files, because it has the old bytes.
 
         Raises:
             BookieError: the storage is closed, or the log failed.

@@ -9,7 +9,7 @@ from collections import deque
 class Places:
     """At most `count` holders at once, each an ``async with``; others wait in order.
 
-    With fewer places than are held, none becomes free until there are few enough.
+    After `resize` to fewer places than holders, callers wait until fewer are held than `count`.
     """
 
     def __init__(self, count: int) -> None:

@@ -118,7 +118,7 @@ class Presenter:
         return token is not None and self._show(token)
 
     def renew(self) -> list[bytes]:
-        """Present a new capability for those that follow a ledger, and ask for nothing else."""
+        """Present a new capability for connections that only follow a ledger."""
         self._present_for_all()
         return self._take()
 

@@ -59,7 +59,7 @@ def dates_of(files: TlsFiles, content: PemBytes) -> list[Expiry]:
         return []
 
     found = []
-    # A certificate holds as long as all between it and its authority; of authorities one is enough.
+    # A chain is valid until its first certificate expires; one valid authority is enough.
     for path, pem, which in ((files.cert, content.cert, min), (files.ca, content.ca, max)):
         if path:
             try:

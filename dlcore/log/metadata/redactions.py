@@ -30,9 +30,9 @@ LEDGERS_MAX = 50_000
 class StoredRedaction(msgspec.Struct, frozen=True, kw_only=True):
     """A redaction of a log.
 
-    `shape` are the conditions without their literals, which may be about a person; `digest` is that
-    of the whole text, after `salt`: by it the same command is known again.  `ledgers` are those
-    that were replaced, and those that are removed with them.
+    `shape` has the conditions without their literals, which may be about a person.  `digest` is the
+    digest of `salt` and the whole text; it shows that a command is the same one.  `ledgers` has the
+    ledgers that were replaced, and those that are removed with them.
     """
 
     layout: int = LAYOUT

@@ -138,7 +138,10 @@ class _KnownLogs:
         return byte_log_batch(batch, assigned_txid=0), has_txids
 
     def forget_names(self) -> None:
-        """Forget names now and then, between extents: other logs may have them by then."""
+        """Forget names that were found long ago, as another log may have them now.
+
+        Call it only between extents.
+        """
         if asyncio.get_running_loop().time() - self._found_s >= NAMES_KEPT_S:
             self.by_name.clear()
 

@@ -113,7 +113,7 @@ async def _unchanged(store: MetadataStore, known: dict[str, Versioned]) -> set[s
 async def _read_anchors(
     store: MetadataStore, paths: NamespacePaths, known: Collection[str]
 ) -> dict[str, Versioned]:
-    """Read the heads and records of commits: those that are `known` first, and at once."""
+    """Read the heads and records of commits: the `known` ones first, without a listing."""
     found = await _read(store, list(known))
     parents = [f"{above}/{name}" for above in (paths.heads, paths.commits) for name in BUCKETS]
     lists = await store.get_children_many(parents)

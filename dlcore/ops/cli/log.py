@@ -317,7 +317,7 @@ def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
     If no record is so late, print the end of the log, which is the position of the next record.
     """
     if (txid is None) == (timestamp_ms is None):
-        raise click.UsageError("give one of --txid and --timestamp")
+        raise click.UsageError("give one of --txid and --timestamp, not both")
 
     wanted = NotLessThan(
         RecordField.TXID if txid is not None else RecordField.TIMESTAMP_MS,
