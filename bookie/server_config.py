@@ -108,7 +108,7 @@ class BookieConfig:
     """After this long without contact the metadata store removes the registration."""
     connection_bytes_max: int = 16 * MIB
     """Most bytes of one connection's adds that are not yet durable; beyond it the connection is not
-    read.  An add that is stored alone counts 2 KiB more.  The default is two batches.  All
+    read.  Each request counts 2 KiB more than its payload.  The default is two batches.  All
     connections together may have four times as much."""
     read_bytes_max: int = 64 * MIB
     """Most bytes in transit to readers, over all connections; beyond it reads wait."""

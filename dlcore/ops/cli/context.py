@@ -185,7 +185,9 @@ DLOG_OPTIONS = {
     "zk_tls_cert": Option(str, None, "PEM file of the certificate for ZooKeeper, if it needs one."),
     "zk_tls_key": Option(str, None, "PEM file of the private key of `zk_tls_cert`."),
     "zk_auth_file": Option(
-        str, None, "File with ZooKeeper's user as a line user:password, for whom all nodes are."
+        str,
+        None,
+        "File with ZooKeeper's user as a line user:password; only this user may use the nodes.",
     ),
     "encryption_keys": Option(
         str,
