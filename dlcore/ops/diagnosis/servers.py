@@ -138,13 +138,20 @@ def find_servers() -> list[Server]:
         pid = int(process.name)
         with suppress(OSError, ValueError, KeyError):  # it is another user's, or has ended
             for file in (process / "fd").iterdir() if pid != os.getpid() else ():
-                if _NAME.fullmatch(_target(file)):
+                if _is_report(file):
                     with file.open("rb") as report:
                         facts = json.loads(report.readline())
                     known = {key: facts[key] for key in ("role", "name", "settings")}
                     found.append(Server(pid, file, known))
                     break
     return found
+
+
+def _is_report(file: Path) -> bool:
+    try:
+        return _NAME.fullmatch(_target(file)) is not None
+    except FileNotFoundError:
+        return False  # a server at work opens and closes files while they are listed
 
 
 def describe_machine() -> dict[str, object]:
