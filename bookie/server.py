@@ -113,7 +113,7 @@ class BookieServer(AsyncClosing):
         `store` stays the caller's, and is closed after the bookie.
 
         Raises:
-            ConfigurationError: the data folder is in use or another bookie's, or it
+            ConfigurationError: the data folder is in use or another bookie's, or the bookie
                 cannot listen at its address.
             BookieStorageError: data that was acknowledged may be damaged or missing.
             MetadataError: the metadata store did not answer.

@@ -82,8 +82,7 @@ class SessionNode:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED and self._used:
-            for earlier in self._renewals:
-                earlier.cancel()
+            self._renewals.cancel()  # those of earlier sessions
             self._renewals.start(self._renew(), name=f"creating {self.path} again")
 
     async def _renew(self) -> None:
