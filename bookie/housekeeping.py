@@ -37,6 +37,7 @@ _TRIAL_CHECKS = 6
 _TRIAL_FILE = "idle-trial"
 """Not the file of the health check, which may be tried at the same time."""
 _REPAIR_RETRY_S = 1.0
+"""Pause after a repairer that ended with an error; it runs without an end otherwise."""
 _ERASE_INTERVAL_S = 2.0
 """How often the bookie looks for requests to erase."""
 _ERASE_RETRY_S = 30.0

@@ -132,6 +132,7 @@ class LedgerStorage:
         if self.status.is_closed:
             await self._tasks.finish()
             return
+        # First, because a full disk could hold up each of the waits below without an end.
         self.core.log.commits.end_waiting()
         try:
             await self.status.aclose()
@@ -150,6 +151,7 @@ class LedgerStorage:
         finally:
             self._timers.close()
             await self._tasks.aclose()
+            # Their next read fails, so that they go to another bookie.
             self.followers.wake_all()
             self.core.handles.close()
             self.core.log.unsealed.close()
@@ -194,5 +196,6 @@ def _take_opened(opened: OpenedLog, core: StorageCore) -> None:
         )
         if not sealed.has_footer:
             core.damage.note_footer(sealed.number)
+    # A ledger of the newest file may be known from a sealed one already.
     for summary in opened.index.summaries():
         ledger_for_change(core, summary.ledger_id).note_summary(summary)

@@ -57,6 +57,7 @@ _ANSWER_S = 2.0
 _READS_GRACE_S = 2.0
 """How long reads in progress may take when the bookie stops."""
 _REGISTER_PATIENCE_S = 2.0
+"""Added to the session's time-out: the node of a process that was killed ends with its session."""
 _TRIAL_FILE = "trial"
 """The file that health checks write."""
 _SPACE_INTERVAL_S = 5.0
@@ -172,6 +173,7 @@ class BookieServer(AsyncClosing):
             given_ids=GivenIds(LedgerStore(store, paths)),
         )
         self._running.push_async_callback(self.storage.aclose)
+        # After the replay, which makes the first file: a cookie without data would count as a loss.
         await begin_life(disk, store, paths, cookie, clock=clock)
         self._house = Housekeeping(
             self.storage, self._config, self._place, bookie=self.bookie, running=self._running

@@ -64,6 +64,7 @@ def capabilities(directory: Path) -> tuple[bool, bool] | None:
         )
         return None if error.errno in NO_ROOM else (False, False)
     try:
+        # Tried and not looked up by name: it also depends on the mount and the kernel.
         can_allocate = _is_possible(lambda: fallocate(descriptor, 0, 2 * BLOCK_BYTES))
         is_direct = can_allocate and _is_possible(lambda: _try_direct(path, descriptor))
     except OSError as error:
@@ -204,6 +205,7 @@ def lock_directory(directory: Path) -> int:
         ConfigurationError: it cannot be made, or another process has it.
     """
     try:
+        # The lock was made after the folder's name was durable.
         if not (directory / LOCK_NAME).exists():
             make_folder(directory)
         descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -212,6 +214,7 @@ def lock_directory(directory: Path) -> int:
             f"data directory {directory} cannot be used: {error.strerror}"
         ) from error
     try:
+        # The kernel releases it with the process, so a crash leaves no lock behind.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
@@ -279,6 +282,7 @@ class Spares:
             if error.errno not in NO_ROOM or not self._sizes:
                 raise
             self.delete()
+            # Spares are only for speed, so a write that needs their space comes first.
             write()
 
     def delete(self) -> None:

@@ -62,6 +62,7 @@ _TEMPORARY_SUFFIX = ".tmp"
 _ALLOCATE_BYTES = 16 * 1024 * 1024
 """Bytes preallocated at a time: a fifth of a millisecond, once in thousands of commits."""
 _ALLOCATE_SHARE_OF_FREE = 1 / 64
+"""Most of the free space that is preallocated: other users of the file system need the rest."""
 
 
 class RealDisk:
@@ -212,6 +213,7 @@ class RealDisk:
 
     def _create(self, path: Path, content: Sequence[BytesLike]) -> None:
         """Create a file; if it reuses a spare, old bytes of the spare follow the content."""
+        # The start found the disk full; the space that came since allows the trial.
         if not self.open_files.can.is_known:
             self._try_out()
         data = b"".join(content)
@@ -220,6 +222,7 @@ class RealDisk:
             self._place(path, data)
             return
         self._spares.with_room(functools.partial(write_file, spare, data))
+        # Only now, when its header is durable: the header makes the spare's old records invalid.
         self._spares.give(spare, path)
         sync_directory(self._directory)
 

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+# Some file systems know RWF_NOWAIT and cannot do it; then a thread reads, as for uncached bytes.
 _WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 _NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
+# A quota that is used up ends as a full disk does: with space that is freed later.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BLOCK_BYTES = 4096
 """Alignment of direct writes, in the file and in memory."""
@@ -285,6 +287,7 @@ class _Rings:
 
     def give(self, ring: mmap.mmap) -> None:
         """Take memory back."""
+        # A second one comes only while a file is being rolled, and goes back to the system.
         self._free = self._free or ring
 
 
@@ -321,6 +324,7 @@ class OpenFiles:
     def open(self, path: Path, *, size: int = sys.maxsize) -> RealFile:
         """Open an existing file; without the bytes behind `size`."""
         with device_errors("open", path):
+            # Without O_DIRECT: reads of older bytes go through the page cache.
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             file = RealFile(self, path, descriptor, size=size)
         self._files.add(file)
@@ -389,6 +393,7 @@ class RealFile:
             or self._recent is None
             or self._is_closed
             or size > _INLINE_BYTES_MAX
+            # Less one block, because the last block is written whole.
             or (shared.can.allocate and self._size + size > self._allocated - BLOCK_BYTES)
         ):
             return False
@@ -420,12 +425,14 @@ class RealFile:
         """Fill buffers, one after the other."""
         if self._is_closed:
             raise BookieStorageError(f"{self._path} is closed")
+        # The ring first: it has the newest bytes, for which followers ask.
         if self._recent is not None and self._recent.read_into(offset, buffers):
             return
         size = sum(map(len, buffers))
         self._uses += 1
         try:
             with device_errors("read", self._path):
+                # Cached bytes cost less than the way to a thread and back.
                 done = read_cached(self._descriptor, buffers, offset)
                 if done < size:
                     await self._shared.threads.read(self._read_rest, buffers, offset, done)
@@ -458,6 +465,7 @@ class RealFile:
     ) -> None:
         if self._is_closed:
             raise BookieStorageError(f"{self._path} is closed")
+        # A close meanwhile must leave the descriptor, whose number another file could get.
         self._uses += 1
         try:
             with device_errors(action, self._path):
@@ -534,6 +542,7 @@ class RealFile:
         offset += done
         while rest:
             count = read_some(self._descriptor, rest, offset)
+            # An error, because the index names these bytes: fewer of them must never be returned.
             if count == 0:
                 end = offset + sum(map(len, rest))
                 raise OSError(errno.EIO, f"the file ends before offset {end}")

@@ -103,6 +103,7 @@ TRANSITIONS = Transitions(
 
 
 _OFFSET_MAX = 2**32
+"""Above every offset: records state theirs in 32 bits."""
 
 
 class Batch:
@@ -359,6 +360,7 @@ class CommitQueue(Machine[CommitState]):
         """
         file = self._files.current
         number = file.index.number
+        # A batch that is being written is not in the list, so it takes no more records.
         if self._batches and not is_apart:
             last = self._batches[-1]
             if last.file_number == number and last.size + size_bytes <= self._batch_bytes_max:
@@ -374,6 +376,7 @@ class CommitQueue(Machine[CommitState]):
         """
         self._batches[-1].size += size_bytes
         self.accepted_end += size_bytes
+        # Records that are accepted later only move the end of what is due, and need no other turn.
         return self._wake() if is_urgent else []
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
@@ -414,6 +417,7 @@ class CommitQueue(Machine[CommitState]):
 
     def _begin(self) -> list[Effect]:
         """Offer the first batch to the device, after its file is made."""
+        # The first batch alone says what is next, so files are made in the order of their numbers.
         target = self._target()
         if target.file is not None and target.is_noted:
             self._current = self._batches.popleft()
@@ -423,6 +427,7 @@ class CommitQueue(Machine[CommitState]):
         if target.file is not None:
             return self._do(Write(Step.NOTE, target, NOTE_BYTES))
         before = self._files.get(target.index.number - 1)
+        # Without a file before, the log was opened behind a sealed one on a full disk.
         return self._create(target) if before is None else self._do(MakeFooter(before))
 
     def _target(self) -> UnsealedFile:
@@ -461,13 +466,18 @@ class CommitQueue(Machine[CommitState]):
         effects: list[Effect] = []
         if self.state is _S.RETRYING:
             effects.append(Call.NOTE_SPACE)
+            # The next step after these two sets the state by itself.
             if write.step not in (Step.NOTE, Step.BATCH):
                 self._become(_S.PREPARING)
         match write.step:
             case Step.FOOTER:
+                # A footer is found from the end of its file, so no preallocated space may lie
+                # behind it.
                 effects += self._do(Write(Step.CUT, write.file))
             case Step.CUT:
                 self._files.owed_footer_bytes -= write.file.index.footer_bytes
+                # Only now: after the cut the file never changes, so it can be opened as a sealed
+                # one.
                 effects.append(HandOver(write.file))
                 effects += self._create(self._target())
             case Step.CREATE:
@@ -502,6 +512,7 @@ class CommitQueue(Machine[CommitState]):
     def _full(self, error: BookieError) -> list[Effect]:
         if self.state is _S.OFFERED:
             return self._append()  # the reserve may have space
+        # A supervisor waits for a process that ends, and the space may never come.
         if self._is_ending:
             return self._fail(error)
         effects: list[Effect] = [] if self.state is _S.RETRYING else [Call.NOTE_STALL]

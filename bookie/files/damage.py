@@ -42,6 +42,8 @@ class DamageLog:
         key = ledger_id, entry_id
         if self._entries.get(key) == number:
             return
+        # A broken disk may have millions of damaged entries, and a list without a bound would end
+        # the bookie.
         if key not in self._entries and len(self._entries) >= self._entries_max:
             return
         self._entries[key] = number
@@ -59,6 +61,7 @@ class DamageLog:
         """Forget an entry that is intact again, or that is not needed."""
         known = self._entries.pop((ledger_id, entry_id), None)
         if is_repaired:
+            # Also for an entry that is not listed, because the list was full.
             self.repaired_count += 1
             logger.warning(
                 "repaired entry %d:%d; to do: nothing, but replace the disk if this comes often",

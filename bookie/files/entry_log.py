@@ -230,12 +230,15 @@ class GroupCommit:
                 # The turn that may come now gives more work: no wait for another turn.
                 await asyncio.sleep(0)
         finally:
+            # Callers that still wait would wait for ever otherwise.
             self._handle(Fail(BookieUnavailableError("the bookie's storage was closed")))
 
     def _handle(self, event: Event) -> None:
         self._perform(self.queue.handle(event))
 
     def _perform(self, effects: list[Effect]) -> None:
+        # The list grows while it is gone through: a chain of quick batches then needs no deep
+        # stack.
         for effect in effects:
             match effect:
                 case Offer():
@@ -265,6 +268,7 @@ class GroupCommit:
         try:
             self._handle(Signal.TURN)
         except BaseException:
+            # The loop would only log the error of a callback, and waiting adds would get no answer.
             self._handle(Fail(BookieUnavailableError("a defect ended the bookie's storage")))
             raise
 
@@ -377,6 +381,7 @@ class EntryLog:
         self._records_ends = {each.number: each.records_end for each in opened.sealed}
         self.is_marked = opened.position.sequence == 0
         """Whether the last accepted record is a MARK, or there is no record."""
+        # No file has the number 0.
         self._roll_number = 0
         """The file with this number accepts no more records."""
 
@@ -576,6 +581,7 @@ class EntryLog:
         if not is_full or position.sequence == 0:
             return
         # The header of a file names all others with their ends, so that a start notices a loss.
+        # Known now, although the footer is written later: it begins where the records end.
         self._records_ends[current.index.number] = position.offset
         number = current.index.number + 1
         content = encode_file_header(

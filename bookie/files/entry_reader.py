@@ -51,6 +51,7 @@ _GAP_BYTES_MAX = 16 * 1024
 """Largest gap between frames that are read together: to copy the gap is cheaper than another call.
 """
 _RUN_BYTES_MAX = 4 * 1024 * 1024
+"""Bounds the memory of one read: the budget of readers counts frames, and no gaps between them."""
 
 
 async def read_run(
@@ -67,6 +68,7 @@ async def read_run(
     except BookieStorageError as error:
         if len(run) == 1:
             return [error]
+        # One bad sector fails the call for all of its bytes.
         return [each for location in run for each in await read_run(file, [location])]
     return [
         decode_at(data[location.offset - start :][: location.size], location) for location in run
@@ -112,6 +114,7 @@ _LISTED_COUNT = 16_384
 _LOOKUP_COUNT = 256
 """Most entries that are looked up at a time while a chunk is filled."""
 _LOOKUP_COUNT_FIRST = 4
+"""Few at first: a chunk may be one large entry, and the others would be looked up in vain."""
 _LOOKUP_GROWTH = 4
 _FAR_BEHIND = 16
 """A follower that lacks at least this many confirmed entries gets them as a reader of a range does.
@@ -199,6 +202,7 @@ class EntryReader:
             found = self.between(ledger_id, next_id, last_id, count_max=count_max)
             count_max = min(_LOOKUP_COUNT, count_max * _LOOKUP_GROWTH)
             for location in found:
+                # With a stride, the entries between the wanted ones are found as well.
                 if location.entry_id < next_id:
                     continue
                 size += location.size
@@ -227,6 +231,7 @@ class EntryReader:
         check_room(int(run.sizes[0]), bytes_max)
         run, rest = run.split(bytes_max, wanted.stop - 1)
         if rest is not None:
+            # Readers ask chunk by chunk, and one look-up serves several chunks.
             self._found[ledger_id, int(rest.entry_ids[0]), wanted.step] = rest
             if len(self._found) > _FOUND_MAX:
                 self._found.popitem(last=False)
@@ -285,6 +290,7 @@ class EntryReader:
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed != entry_id:
             return None
+        # Only the newest file: the entry that followers wait for was added a moment ago.
         current = self._log.unsealed.current
         index = current.index
         entries = index.entries(ledger_id)
@@ -295,6 +301,7 @@ class EntryReader:
             return None
         offset, size = int(entries.offsets[position]), int(entries.sizes[position])
         file = current.file
+        # A crash could lose what a follower has seen, so nothing is shown that is not durable.
         if file is None or not self._log.unsealed.is_durable_at(index.number, offset):
             return None
         check_room(size, bytes_max)
@@ -317,6 +324,7 @@ class EntryReader:
                 await file.read_into(start, buffers)
         except BookieStorageError:
             return None
+        # The caller reads the entries singly then, which finds out the damaged ones.
         return frames if is_sound(frames, ledger_id=ledger_id, entry_ids=run.entry_ids) else None
 
     def find_confirmed(
@@ -375,8 +383,10 @@ class EntryReader:
             BookieStorageError: the log failed, or the place where the entry would be is damaged, so
                 that absence is not proven.
         """
+        # After a failed write the log may lack entries that it has accepted, so it proves nothing.
         self._log.commits.check()
         await self.prove_absent(ledger_id, entry_id)
+        # Files may have been sealed or dropped during the proof, and the entry added.
         if self.find(ledger_id, entry_id) is not None:
             return
         if ledger_id not in self._ledgers:
@@ -401,6 +411,7 @@ class EntryReader:
                 continue
             entries = footer.entries(ledger_id)
             if entries is None or any(entries.between(entry_id, entry_id, 1)):
+                # The footer in memory contradicts the disk, so the next use reads it again.
                 self._handles.let_go(number)
                 raise BookieStorageError(
                     f"entry {ledger_id}:{entry_id} may be stored here or not: the footer of "
@@ -455,6 +466,8 @@ class EntryReader:
             if isinstance(found, EntryFrame):
                 frames.append(memoryview(found.data))
             elif self._handles.file(number) is not file:  # the file was closed during the read
+                # A closed handle fails a read without any damage; the file may be open anew, or
+                # dropped.
                 return await self._read_run(run)
             else:
                 self.note_damaged(location)
@@ -485,6 +498,7 @@ class EntryReader:
 
     def _newest_copies(self, found: list[Location]) -> list[Location]:
         """Return the valid copy of each entry, sorted by entry."""
+        # By entry, then by file and offset: of two copies the later one is newer.
         found.sort()
         if len({location.entry_id for location in found}) == len(found):
             return found
@@ -493,6 +507,7 @@ class EntryReader:
         for location in found:
             if not kept or kept[-1].entry_id != location.entry_id:
                 kept.append(location)
+            # A newer copy that a crash could still lose does not replace a durable one.
             elif unsealed.is_durable(location) or not unsealed.is_durable(kept[-1]):
                 kept[-1] = location
         return kept
@@ -520,6 +535,7 @@ class EntryReader:
         if state is not None:
             for lowest, number in state.files_between(first_entry_id, last_entry_id):
                 sources.append((lowest, number, None))
+        # By lowest entry, so that `between` can stop early; then by file.
         sources.sort(key=lambda source: source[:2])
         for lowest, number, entries in sources:
             if entries is not None:

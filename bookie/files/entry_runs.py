@@ -58,6 +58,8 @@ class EntryRun(NamedTuple):
     @property
     def is_copied(self) -> bool:
         """Whether it is faster to read the whole span, and to copy the frames out of it."""
+        # Each buffer of a scattered read is a Python object, and the kernel takes only 1,024 of
+        # them.
         return self.frames_bytes <= len(self.sizes) * _COPIED_BYTES_MAX
 
     def split(self, bytes_max: int, last_entry_id: int) -> tuple[EntryRun, EntryRun | None]:
@@ -166,6 +168,7 @@ def scattered(run: EntryRun) -> tuple[FrameRun, list[memoryview]]:
     buffers: list[memoryview] = []
     for gap, start, end in zip(gaps, bounds[:-1], bounds[1:], strict=True):
         if gap:
+            # All reads share it, in several threads: its content does not matter.
             buffers.append(_GAP[:gap])
         buffers.append(payload[start:end])
     return frames, buffers

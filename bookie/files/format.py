@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 FILE_SUFFIX = ".log"
 NOTE_BYTES = 4096
 """Most bytes of the disk that the note of the newest file takes."""
+# Ends as PNG's signature does: a copy that translates line ends is noticed.
 _FILE_MAGIC = b"DLOGBK\r\n"
 _FILE_VERSION = 1
 _FILE_FIXED = struct.Struct(">8sHHIQ16s16sI")
@@ -202,6 +203,7 @@ def decode_file_header(view: memoryview, *, number: int, owner: bytes) -> FileHe
     (checksum,) = _CRC.unpack_from(view, size - _CRC.size)
     if crc32c.crc32c(view[: size - _CRC.size]) != checksum:
         raise BookieStorageError(f"{name}: damaged file header: its checksum does not match")
+    # After the checksum, so that damage is not reported as another version.
     if version != _FILE_VERSION:
         raise BookieStorageError(f"{name}: format version {version}, expected {_FILE_VERSION}")
     if found != number:
@@ -290,6 +292,7 @@ def read_record_header(
     magic, kind, _, payload_bytes, sequence, number, found, batch_offset, payload_crc = (
         _RECORD.unpack_from(view, start)
     )
+    # Before the checksum: a search for a record asks at each place that looks like the magic.
     if magic != _RECORD_MAGIC or found != offset or number != header.number:
         return None
     (checksum,) = _CRC.unpack_from(view, start + _RECORD.size)
@@ -311,6 +314,7 @@ def find_record_after(
 
     `view` is some of the file behind that place, from `view_offset` on.
     """
+    # A memoryview has no `find`.
     data = bytes(view)
     position = data.find(_RECORD_MAGIC_BYTES)
     while position >= 0:

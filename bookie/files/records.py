@@ -84,6 +84,8 @@ class IntactRecords:
         view, offset = self._view, self._offset
         limit = offset + len(view)
         while self.position < self._end:
+            # Behind the end of all records there is nothing to read, so too few bytes are no
+            # record.
             if self.position + RECORD_HEADER_BYTES > limit < self._end:
                 self.cut_bytes = RECORD_HEADER_BYTES
                 return
@@ -101,6 +103,7 @@ class IntactRecords:
 
 
 def _verified(record: Record, payload: memoryview) -> IntactRecord | None:
+    # An entry's record repeats the frame's own checksum, so its bytes are summed only once.
     if record.type is not RecordType.ENTRY:
         is_intact = crc32c.crc32c(payload) == record.payload_crc
         return IntactRecord(record, payload, None) if is_intact else None

@@ -125,6 +125,8 @@ async def open_entry_log(
     if not numbers:
         opened = _new_file(1, owner=owner, life=new_life(), sealed=[])
         # A data folder holds data from its first start on.
+        # Not left to the first write, as on a full disk later: a start with a cookie but no file is
+        # refused.
         file = await disk.create(file_name(1), [opened.content])
         return await _prepare(disk, replace(opened, file=file), noted=0)
     file = disk.open(file_name(newest))
@@ -171,6 +173,7 @@ async def _open_with(
     live = {
         number: end for number, end in replayed.header.live_files.items() if number not in deleted
     }
+    # A lost file must not be answered with "no such entry".
     missing = sorted(live.keys() - set(numbers))
     if missing:
         raise BookieStorageError(
@@ -180,8 +183,10 @@ async def _open_with(
         await _open_sealed(disk, number, live[number], owner, take_sealed)
         for number in sorted(live)
     ]
+    # Logged as garbage here, or in an earlier file, after which this header lacks them.
     garbage = [number for number in numbers if number != newest and number not in live]
     if replayed.footer is not None:
+        # The crash came before the space behind the footer was cut off.
         if file.size > replayed.footer.end:
             await file.truncate(replayed.footer.end)
         # The crash may have come before the footer was synced: it may be in the page cache only.
@@ -198,6 +203,7 @@ async def _open_with(
         file.close()
         await _delete_garbage(disk, garbage)
         return _new_file(newest + 1, owner=owner, life=new_life(), sealed=sealed)
+    # Before the deletion: the garbage records themselves may be in the last batch.
     await _settle_tail(file, replayed)
     await _delete_garbage(disk, garbage)
     position = WritePosition(
@@ -283,6 +289,7 @@ async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
             file.size - replayed.records_end,
         )
         await file.truncate(replayed.records_end)
+    # A file without records has no batch; its header was durable before it got its name.
     if replayed.batch_offset:
         await _write_again(file, replayed.batch_offset)
 
@@ -328,6 +335,7 @@ async def _open_sealed(
 async def _make_footer(disk: Disk, file: DiskFile, replayed: _Replayed) -> bool:
     """Write the footer that the records give; return False if the disk has no space for it."""
     end = replayed.records_end
+    # The damaged footer is of no use, and its length may differ from that of the new one.
     await file.truncate(end)
     footer = encode_footer_record(
         replayed.index, replayed.header, offset=end, sequence=replayed.sequence
@@ -369,6 +377,7 @@ async def _replay_sealed(
 ) -> _Replayed:
     """Read a sealed file's records, all of which were acknowledged."""
     replayed = await _replay(disk, file, header, records_end)
+    # The newest file's header says where the records end, so no torn tail is possible here.
     if replayed.records_end != records_end:
         raise BookieStorageError(
             f"{file.name}: its footer and its record at offset {replayed.records_end} are "
@@ -393,6 +402,7 @@ async def _replay_newest(disk: Disk, file: DiskFile, number: int, owner: bytes) 
 
 async def _find_proof(disk: Disk, file: DiskFile, replayed: _Replayed) -> Record | None:
     """Return a record that proves that the unreadable place was durable."""
+    # A record cannot prove its own place, and the one at this place is unreadable.
     start = replayed.records_end + 1
     while start < file.size:
         view = await file.read(start, min(_WINDOW_BYTES, file.size - start))

@@ -112,6 +112,7 @@ class SealedHandles:
         if number not in self._places:
             return None
         file = self._open[number] = self._disk.open(file_name(number))
+        # Reads in progress keep a file open that leaves here.
         while len(self._open) > self._open_files_max:
             self._open.popitem(last=False)[1].close()
         return file
@@ -131,6 +132,8 @@ class SealedHandles:
         assert file is not None  # the file is in _places
         size = max(0, file.size - place.offset)
         try:
+            # Blocking, because a look-up is one step: between it and the decision on an add nothing
+            # may happen.
             data = file.read_now(place.offset, size)
         except BookieStorageError as error:
             raise self._footer_is_damaged(number, f": {error}") from error
@@ -239,6 +242,7 @@ class SealedFiles:
         Its index must stay in use until this returns.  Other requests may run meanwhile.
         """
         number = index.number
+        # Before the states: a look-up skips a file that a state names and that has no place.
         self._handles.add(number, footer_offset=records_end, seed=seed)
         for position, summary in enumerate(index.summaries(), 1):
             note_sealed(self._ledgers, number, [summary])
@@ -288,6 +292,7 @@ class SealedFiles:
                 await asyncio.sleep(0)
         for ledger_id in deleted:
             again = self._ledgers.get(ledger_id)
+            # The loop above gave other tasks turns.
             if again is not None and not again.is_deleted:  # in use again meanwhile
                 dead.difference_update(again.files())
         return await self.drop(dead & self._files.keys(), deleted)
@@ -310,6 +315,7 @@ class SealedFiles:
         doomed = sorted(self._undeleted)
         if doomed:
             await self._log.commits.flush()
+            # A start refuses to go on without a file that no durable record calls garbage.
             await self._disk.recycle([file_name(number) for number in doomed])
             self._undeleted.difference_update(doomed)
             logger.info("dropped files=%s", doomed)
@@ -343,6 +349,7 @@ class SealedFiles:
         if (
             state.is_deleted
             and not state.has_files
+            # Else the sealing of that file would bring the ledger back, as one that is not deleted.
             and all(each.entries(ledger_id) is None for each in self._log.unsealed.indexes())
         ):
             del self._ledgers[ledger_id]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _READ_PAUSE_S = 0.05
 """Pause between two looks; it bounds the load that made-up ids can put on the metadata store."""
 _READ_TIMEOUT_S = 5.0
+"""Less than clients wait for an add, so that they get this answer and not a time-out."""
 _LEDGERS_AT_ONCE = 1000
 """Ledgers whose metadata one look reads; the others wait for the next one."""
 _REFUSED_AT_ONCE = 8
@@ -107,8 +108,11 @@ class GivenIds:
     def forget(self, ledger_id: int) -> None:
         """Note that the bookie forgets a deleted ledger, and with it whether it was fenced."""
         if self._first_new is not None:
+            # One number covers all that were ever forgotten, because ids only rise.
             self._first_new = max(self._first_new, ledger_id + 1)
         if self._is_looking:
+            # The look may have read the metadata before the deletion, and would call the ledger
+            # open.
             self._just_forgotten.add(ledger_id)
 
     def once_given(
@@ -156,6 +160,8 @@ class GivenIds:
         asked: list[_Asked] = []
         try:
             while self._waiting:
+                # It yields even if no time is left, so that all requests of this turn share the
+                # look.
                 await asyncio.sleep(self._next_look_s - loop.time())
                 asked, self._waiting = self._waiting, []
                 found: dict[_Asked, BookieError | None] = {}
@@ -168,6 +174,7 @@ class GivenIds:
                 except DLError as error:
                     found = {each: _unknown(each, str(error)) for each in asked}
                 self._next_look_s = loop.time() + _READ_PAUSE_S
+                # In front, because they asked first.
                 self._waiting[:0] = [each for each in asked if each not in found]
                 await _settle(found)
         finally:
@@ -194,6 +201,7 @@ class GivenIds:
             elif each.ledger_id in wanted or len(wanted) < _LEDGERS_AT_ONCE:
                 wanted.setdefault(each.ledger_id, []).append(each)
         if wanted:
+            # Fresh: a server that is behind could still show a ledger as open that is closed.
             ledgers = await self._ledgers.read_many([*wanted], fresh=True)
             # Ledgers that were forgotten meanwhile may be deleted since.
             for ledger_id in wanted.keys() - self._just_forgotten:

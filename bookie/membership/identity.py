@@ -96,6 +96,8 @@ async def establish_identity(
             cluster_id=cluster_id,
             created_ms=clock.now_ms(),
         )
+        # Before the cluster's cookie: otherwise a crash would leave a cookie that no folder can
+        # show.
         await disk.write_file(_PROVISIONAL_FILE, encode(provisional))
     _check_folder(provisional, name=name, cluster_id=cluster_id)
     if remote is None:
@@ -119,6 +121,8 @@ async def begin_life(
     if await disk.read_file(COOKIE_FILE) is None:
         logger.info("new bookie name=%s incarnation=%s", cookie.name, cookie.incarnation)
     begun = replace(cookie, life=cookie.life + 1, start=clock.new_token())
+    # The folder first: a crash between the two leaves it one life ahead, which the next start
+    # accepts. In the other order the folder would look like an older copy.
     await _write_cookie(disk, encode(begun))
     await disk.delete([_PROVISIONAL_FILE])
     node = paths.cookie(cookie.name)
@@ -166,6 +170,7 @@ async def _wait_alone(
                 "its session ends",
                 error,
             )
+        # An old registration vanishes with its session, and then there is no conflict.
         await asyncio.sleep(_RETRY_S)
 
 

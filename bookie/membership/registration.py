@@ -341,6 +341,8 @@ class Registration(Machine[RegistrationState]):
 
     def _differ(self) -> list[Effect]:
         self._may_differ = True
+        # Before the first registration each pause is kept, so that failures do not make a busy
+        # loop.
         is_waiting = self.state is RegistrationState.RETRYING and self.is_registered
         return self._look() if is_waiting or self.state is RegistrationState.KEPT else []
 
@@ -355,6 +357,8 @@ class Registration(Machine[RegistrationState]):
         try:
             for path, node in seen.nodes.items():
                 other = self._registration(path, node)
+                # A node of an earlier session may have another address: the bookie was started
+                # elsewhere since.
                 is_own_session = self._own_session == self._session
                 self.announced.require_own(other, is_own_session=is_own_session)
         except ConfigurationError as error:
@@ -374,6 +378,7 @@ class Registration(Machine[RegistrationState]):
                 return [Apply((Put(wanted, value, node.version),))]
         self._become(RegistrationState.CHANGING)
         deletions = (Delete(path, node.version) for path, node in seen.nodes.items())
+        # In the transaction, so that a decommission at the same moment cannot be overlooked.
         check, create = Check(self.nodes.cookie, ANY_VERSION), Create(wanted, value, ephemeral=True)
         return [Apply((check, *deletions, create))]
 
@@ -383,6 +388,8 @@ class Registration(Machine[RegistrationState]):
     def _applied(self) -> list[Effect]:
         if self.state is RegistrationState.REMOVING:
             return self._removed(None)
+        # That of the look: if it was lost since, the next look finds another and makes the node
+        # anew.
         self._own_session = self._session
         return self._settled()
 
@@ -398,11 +405,13 @@ class Registration(Machine[RegistrationState]):
     def _call_failed(self, error: DLError, now: float) -> list[Effect]:
         if self.state is RegistrationState.REMOVING:
             return self._removed(error)
+        # Either the cookie is missing or a node to delete is gone; only a read shows which.
         if self.state is RegistrationState.CHANGING and isinstance(error, NoNodeError):
             self._missing = error
             self._become(RegistrationState.CHECKING)
             return [Call.LOOK_FOR_COOKIE]
         self._missing = None
+        # A store that fails may answer later; a value that contradicts this bookie will not change.
         is_final = not isinstance(error, MetadataError)
         return self._refused(error, now) if is_final else self._retry(error, now)
 
@@ -441,6 +450,7 @@ class Registration(Machine[RegistrationState]):
         if self.state in (RegistrationState.REMOVING, RegistrationState.REMOVED):
             return []
         self._missing = None
+        # The node of an unfinished first attempt goes with the session.
         if not self.is_registered:
             return self._removed(None)
         self._become(RegistrationState.REMOVING)
@@ -474,6 +484,7 @@ class SpaceReport:
     its disk is full, and an idle one never.
     """
 
+    # Clients weigh bookies by their free space, for which a rough figure is enough.
     _MOVED_SHARE = 0.02
     _AGE_S_MAX = 600.0
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNREGISTER_TIMEOUT_S = 3.0
+"""A stop waits no longer for the store: the nodes end with the session anyway."""
 
 
 class Registrar:
@@ -187,6 +188,8 @@ class Registrar:
         store, machine, loop = self._store, self._machine, asyncio.get_running_loop()
         match call:
             case Call.LOOK:
+                # Before the nodes: if the session changes meanwhile, the next look finds this one
+                # outdated.
                 session = store.session_token
                 is_held = await store.get(self._held) is not None
                 paths = (machine.nodes.available, machine.nodes.readonly)
@@ -196,6 +199,7 @@ class Registrar:
             case Call.LOOK_FOR_COOKIE:
                 is_missing = await store.get(machine.nodes.cookie, fresh=True) is None
                 cookies = machine.nodes.cookie.rpartition("/")[0]
+                # Without any cookie the store has lost its data, and proves no decommission.
                 has_others = is_missing and bool(await store.get_children(cookies))
                 return CookieLooked(has_others, loop.time())
             case Apply(ops):

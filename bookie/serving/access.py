@@ -60,6 +60,7 @@ class Access:
                     f"{self._refused} capabilities of the connection were refused: {error}"
                 ) from error
         else:
+            # Only now: what does not verify must not take memory.
             self._kept.keep(token, capability)
             self._may_add |= any(grant.rights & LedgerRight.ADD for grant in capability.grants)
             if capability.grants == (EVERYTHING,):

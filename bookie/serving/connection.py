@@ -169,6 +169,7 @@ class Turns:
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
+        # By time and not by count: the cost of a connection's requests differs by far.
         until_s = self._loop.time() + _TURN_S
         while self._modest or self._busy:
             for queue in (self._modest, self._busy):
@@ -184,7 +185,8 @@ class Turns:
 
 
 UNSENT_BYTES_HIGH = 64 * 1024
-"""With so many bytes that the client has not received, no more answers are made."""
+"""With so many bytes that the client has not received, no more answers are made.  It and the low
+mark are asyncio's own defaults."""
 _UNSENT_BYTES_LOW = 16 * 1024
 
 
@@ -208,6 +210,7 @@ class ClientSocket:
     @property
     def is_open(self) -> bool:
         """Whether the client can be sent something."""
+        # asyncio warns of each write to a transport that is closing.
         return self.transport is not None and not self.transport.is_closing()
 
     @property
@@ -321,6 +324,7 @@ class WritesInFlight:
         try:
             future = self._storage.write_lac(request.ledger_id, request.last_add_confirmed)
         except DLError as error:
+            # Answered as an error of the future, so that the session has one way for both.
             future = failed(error)
         self._fly([request.request_id], 0, future)
 
@@ -346,6 +350,7 @@ class WritesInFlight:
             reported(error)
         landed.append(Outcome(request_ids, payload_bytes, error))
         # Writes that end together are one event.  The last one in flight waits for no other.
+        # Otherwise a client that waits for its only add would wait for the next iteration.
         if len(landed) == self._session.writes.in_flight:
             self._end_landing()
         elif len(landed) == 1:
@@ -411,6 +416,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take received bytes."""
         turns = self._service.turns
+        # In the common case no other client waits, and the way over the queue would only cost time.
         is_turn = turns.are_free and not self.session.trust.is_low
         self._handle(Received(nbytes, _now_s(), is_turn))
         if is_turn and self.session.intake.is_turn_due:
@@ -428,6 +434,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything."""
         self.socket.transport = None
+        # First, so that a drain or a relief that runs meanwhile does not find it any more.
         self._service.leave(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -444,6 +451,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def take_some(self) -> bool:
         """Take requests; return whether some are left for this connection's next turn."""
+        # The connection may have been lost while it waited in the queue.
         if not self.socket.is_open:
             return False
         self._handle(Signal.TURN)

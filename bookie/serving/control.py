@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 LISTED_RANGES_MAX = 4096
 """Ranges of entries in one page of a list; few enough that a page delays no other request."""
 _STOP_GRACE_S = 0.5
+"""For answers under way: they are short, and callers ask again."""
 _OPTIONS = [
     # With it, two processes on one port would share the clients between them.
     ("grpc.so_reuseport", 0),
@@ -100,6 +101,8 @@ class BookieControl(BookieControlServicer):
         """Send the ranges of entries held, in pages."""
         await self._let_in(context)
         try:
+            # A list of another incarnation would count entries as held that were lost with its
+            # disk.
             if request.incarnation != self._bookie.incarnation:
                 raise WrongIncarnationError(
                     f"this is bookie {self._bookie.name}, incarnation {self._bookie.incarnation}; "

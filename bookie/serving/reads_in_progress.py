@@ -95,7 +95,9 @@ class _Rest:
 
 
 _SHARE = 8
+"""A chunk takes at most one part in 8 of what is free, so the bytes are never used up by a few."""
 _CHUNK_BYTES_MIN = 64 * 1024
+"""When little is free, chunks get no smaller than this: their fixed cost would count more."""
 _T = TypeVar("_T")
 
 
@@ -171,6 +173,7 @@ class ReadBudget:
             raise
 
     def _take_now(self, size: int) -> bool:
+        # Not past those that wait, although the bytes may suffice: else they could wait for ever.
         if self._waiters or size > self.free:
             return False
         self.free -= size
@@ -216,10 +219,12 @@ class ReadShare:
         try:
             if message is not None:
                 size = total_bytes(message.frames)
+                # The read had to reserve for the largest possible message.
                 self._budget.give(held - size)
                 held = size
                 self._budget.sent_bytes += size
                 # The transport keeps the message until the network takes it: `release` gives back.
+                # If the network keeps up, the transport holds too little to count.
                 if self._write(message):
                     self._unsent_bytes += held
                     held = 0
@@ -233,6 +238,8 @@ class ReadShare:
 
     def release(self) -> None:
         """Give back the bytes that the network has taken, or will never take."""
+        # Only called once the network has taken nearly all, so it is not counted message by
+        # message.
         unsent, self._unsent_bytes = self._unsent_bytes, 0
         self._budget.give(unsent)
 
@@ -307,6 +314,7 @@ class FollowStream:
         self._reads = reads
         self._ledger_id = request.ledger_id
         self._next_entry_id = request.first_entry_id
+        # Before the first update even an empty one is news: it has the LAC and the fence.
         self._sent: FollowUpdate | None = None
         self._on_news = on_news
         self._end_watch = followers.watch(request.ledger_id, self._wake)
@@ -330,6 +338,7 @@ class FollowStream:
         if update is None:
             return None
         self.has_news = self.has_news or self._reads.may_have_news(self._ledger_id, update)
+        # The update is complete up to its LAC, also where entries are missing here.
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
         frames, confirmed, fenced = update
         # Kept without the frames, so that their memory is free while the reader waits.
@@ -456,6 +465,7 @@ class ReadsInProgress:
         return self._session.patience.is_stalled
 
     def _on_read(self, request_id: int, task: asyncio.Task[None]) -> None:
+        # Before the session hears of it, which may begin another read at once.
         del self.single[request_id]
         self._tell(ReadEnded(request_id, error_of(task)))
 
@@ -463,6 +473,8 @@ class ReadsInProgress:
         self._tell(News(stream.request_id))
 
     async def _next_of(self, stream: ReadStream, bytes_max: int) -> Chunk | Update | None:
+        # The client may have cancelled the stream while it waited for the budget, or during the
+        # read.
         is_open = stream.request_id in self.streams
         message = await stream.advance(bytes_max) if is_open else None
         return message if stream.request_id in self.streams else None

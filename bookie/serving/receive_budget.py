@@ -34,6 +34,7 @@ class ReceiveBudget:
     def room(self, on_granted: Callable[[], None]) -> ReceiveRoom:
         """Return the room of a connection; `on_granted` is called when its wait ends."""
         loop = asyncio.get_running_loop()
+        # Not at once: memory is given back within the turn of another session.
         return ReceiveRoom(self, loop.time, partial(loop.call_soon, on_granted))
 
     def take(self, room: ReceiveRoom, size: int) -> None:

@@ -35,9 +35,12 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 20.0
 """A client that is silent for this time is disconnected; after half of it, it gets a PING."""
 HANDSHAKE_S = 10.0
+"""Most seconds from the acceptance of a connection to its HELLO, TLS included: a stranger can hold
+a connection for no longer."""
 READ_BYTES_MAX = 64 * MIB
 RECEIVE_BYTES_MAX = 64 * MIB
 _RELIEF_INTERVAL_S = 0.5
+"""How often slow clients are looked for while others wait."""
 _STALL_S_MAX = 2.0
 """While others wait for a budget, a client is disconnected if it moves no byte for this time."""
 _HELD_S_MAX = 5.0
@@ -121,6 +124,7 @@ class BookieService(Shared[Connection]):
                 self._calm.cancel()
                 self._calm = None
             loop = asyncio.get_running_loop()
+            # A wait that ends within the interval needs no relief.
             self._relief = loop.call_later(_RELIEF_INTERVAL_S, self._relieve)
 
     def leave(self, connection: Connection) -> None:
@@ -159,6 +163,7 @@ class BookieService(Shared[Connection]):
     async def drain(self) -> None:
         """Refuse new writes; return when all accepted writes are durable and answered."""
         self.is_draining = True
+        # All are asked before any is waited for, so that none accepts writes meanwhile.
         for connection in list(self.connections):
             connection.begin_drain()
         for connection in list(self.connections):
@@ -171,6 +176,7 @@ class BookieService(Shared[Connection]):
             if timer is not None:
                 timer.cancel()
         for connection in list(self.connections):
+            # Not an abort yet: answers that are under way still have their grace.
             connection.socket.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):

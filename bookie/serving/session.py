@@ -113,6 +113,7 @@ _FORGIVEN_S = 1.0
 _READS_MAX = 256
 """Most reads of single entries and LACs in progress; beyond it the connection is not read."""
 _STREAMS_MAX = 16 * 1024
+"""Most open streams of a connection, because each takes memory while it waits for news."""
 _STEPS_MAX = 4
 """Concurrent reads for streams, and for single entries: one for each read thread of the disk.
 Uncached entries of 512 KB: 440 a second one by one, 810 a second with four or more."""
@@ -194,6 +195,8 @@ class Bounds:
         the bytes that are left, and at least `IN_FLIGHT_BYTES_MIN`.
         """
         free = _IN_FLIGHT_CONNECTIONS * self.connection_bytes_max - self.in_flight_bytes
+        # One less than the connections of the bound: a connection that is alone leaves the bytes of
+        # three others free, and so keeps its whole bound.
         share = free // (_IN_FLIGHT_CONNECTIONS - 1)
         return min(self.connection_bytes_max, max(share, IN_FLIGHT_BYTES_MIN))
 
@@ -449,6 +452,7 @@ class Trust:
         """Trust the client more after requests that succeeded, less after those of no use."""
         if error is None:
             if self.level < _TRUST_MAX:
+                # The level is always a power of two, so doubling ends exactly at the most.
                 self.level *= 2
         elif isinstance(error, _OF_NO_USE):
             self.doubt(count)
@@ -489,6 +493,7 @@ class Writes:
     def fly(self, count: int, payload_bytes: int) -> None:
         """Count writes that the storage gets, or, with negative numbers, has ended."""
         size = payload_bytes + count * _REQUEST_BYTES
+        # Each request costs memory beside its payload, so empty ones must count too.
         self.in_flight += count
         self.in_flight_bytes += size
         self._bounds.in_flight_bytes += size
@@ -563,6 +568,7 @@ class Intake:
 
     def go_on(self) -> list[Effect]:
         """Ask for a turn if the connection is not read: one of its bounds may have room now."""
+        # While the connection is read, received bytes ask for the turn.
         return [] if self.is_reading else self.ask_for_turn()
 
     def start_reading(self) -> list[Effect]:
@@ -574,6 +580,7 @@ class Intake:
 
     def stop_reading(self) -> list[Effect]:
         """Leave what the client sends to TCP; a session that is over throws it away."""
+        # A session that is over reads on, because TCP would reset a connection with unread bytes.
         if not self.is_reading or self._is_over:
             return []
         self.is_reading = False
@@ -597,6 +604,7 @@ class SingleReads:
     def begin(self, request: ReadLac | ReadHeld | ReadEntry, *, is_stalled: bool) -> list[Effect]:
         """Begin a read, or queue it."""
         self.open.add(request.request_id)
+        # Slots stand for the read threads of the disk; a LAC and lists are mostly in memory.
         if not isinstance(request, ReadEntry):
             return [Read(request)]
         self._waiting.append(request)
@@ -618,6 +626,7 @@ class SingleReads:
 
     def cancel(self, request_id: int) -> list[Effect]:
         """Give a read up, if there is one of this number."""
+        # No request was begun for it yet, so the driver has nothing to cancel.
         waiting = next((each for each in self._waiting if each.request_id == request_id), None)
         if waiting is not None:
             self._waiting.remove(waiting)
@@ -687,6 +696,7 @@ class Streams:
         self.enqueue(stream)
         chunk_bytes = self._chunk_bytes_max
         if isinstance(request, ReadEntries):
+            # The client names the size that suits its memory; the bookie's own bound counts too.
             chunk_bytes = min(request.chunk_bytes, chunk_bytes)
         return [OpenStream(request, chunk_bytes)]
 
@@ -724,6 +734,7 @@ class Streams:
         """Begin a round, unless a step is about to go on with one, or no request waits."""
         if self.begun is not None or not self.queue:
             return False
+        # Streams that queue again during the round come behind it, so each has one step in a round.
         self._round = min(len(self.queue), self._left)
         return True
 
@@ -732,12 +743,14 @@ class Streams:
         while self._round and self.can_step(is_stalled=is_stalled):
             self._round -= 1
             stream = self.queue.popleft()
+            # A closed stream stays queued, because removing it from the middle would be a search.
             if stream.request_id in self.open:
                 return stream
         return None
 
     def step(self, stream: Stream) -> list[Effect]:
         """Begin a step of the stream."""
+        # Reset before the step: news that come while it reads must not be lost.
         self._left -= 1
         self.begun = stream.request_id
         stream.has_news = False
@@ -835,6 +848,8 @@ class Patience:
         """Return the seconds for which the client has received no byte of its waiting answers."""
         if self.stall is None:
             return 0.0
+        # Any change counts as progress: the transport says only how much is left, not what was
+        # taken.
         if unsent_bytes != self.stall[0]:
             self.stall = (unsent_bytes, now_s)
         return now_s - self.stall[1]
@@ -844,6 +859,7 @@ class Patience:
         # If we do not read, the client is not to blame, unless it takes no answers.
         if not is_reading and self.stall is None:
             return False
+        # The silence may have begun before the payload had its memory, so the shorter time counts.
         quiet_s = self._keepalive.quiet_s(event.now_s)
         return min(event.held_s, quiet_s) >= event.stall_s or event.held_s >= event.held_s_max
 
@@ -953,6 +969,7 @@ class Session(Machine[SessionState]):
         self.trust.heard(event.now_s)
         self.patience.heard(event.now_s)
         self._end.received(event.size_bytes)
+        # A turn that comes anyway takes these bytes as well, in the order of the queue.
         if event.is_turn and not self.intake.is_turn_due:
             return self._take_requests()
         return self.intake.ask_for_turn()
@@ -967,6 +984,8 @@ class Session(Machine[SessionState]):
         left = self.trust.level
         try:
             while self._has_room():
+                # The driver sees that a turn is due and queues the connection behind the others,
+                # unasked.
                 if left <= 0:
                     intake.is_turn_due = True
                     break
@@ -979,6 +998,7 @@ class Session(Machine[SessionState]):
                         effects += self._advance()
                     return effects if intake.is_reading else [*effects, *intake.start_reading()]
                 effects += self._take(event)
+                # A message is taken whole, so it may use more than is left; then it ends the turn.
                 left -= len(event.frames) if isinstance(event, Add) else 1
             else:
                 intake.left_some = True
@@ -991,6 +1011,7 @@ class Session(Machine[SessionState]):
         trust, writes, reads = self.trust.level, self.writes, len(self._reads.open)
         return (
             self.state in _TAKING
+            # With full trust only bytes count: a writer of small entries has thousands in flight.
             and (trust == _TRUST_MAX or writes.in_flight + reads < trust)
             # First the cheap check, which is True for most connections.
             and (writes.in_flight_bytes < IN_FLIGHT_BYTES_MIN or writes.has_room)
@@ -1018,6 +1039,7 @@ class Session(Machine[SessionState]):
                 error = self._streams.refusal(event, is_draining=self.writes.is_draining)
                 if error is None:
                     return self._streams.begin(event)
+                # The wire keeps a window for each stream that was asked for.
                 self._end.end(event.request_id)
                 return self._settle([event.request_id], error)
             case Credit(request_id):
@@ -1034,6 +1056,7 @@ class Session(Machine[SessionState]):
                 self._become(_S.OPEN)
                 return [Send(self._end.greeting.welcome())]
             case Ping(token):
+                # A PING costs a turn and an answer, and stores or reads nothing.
                 self.trust.doubt(1)
                 self.writes.note_alive(token)
                 return self.writes.flush_soon()
@@ -1046,6 +1069,8 @@ class Session(Machine[SessionState]):
         """Answer what the connection has no right to; None if it has the right to all of it."""
         match event:
             case Add() if not access.may_add_all(event):
+                # Each add is judged by itself from here on, so no more of them than may fit in one
+                # turn.
                 part = self.intake.first_of(event, self.trust.level)
                 errors = access.judge_adds(part)
                 if not errors:
@@ -1076,6 +1101,7 @@ class Session(Machine[SessionState]):
             ids = range(add.first_request_id, add.first_request_id + len(frames))
             return self._settle(ids, BookieUnavailableError(_SHUTTING_DOWN))
         if len(frames) > 1 and isinstance(frames, FrameRun) and not add.is_recovery:
+            # The storage ends a run as one write, whatever the number of its entries.
             self.writes.fly(1, len(frames.payload))
             return [StoreRun(add)]
         return self._store_each(add)
@@ -1087,8 +1113,10 @@ class Session(Machine[SessionState]):
 
     def _run_not_taken(self, add: Add) -> list[Effect]:
         """Store the entries singly, some in each turn: they cost far more than a run."""
+        # The run was counted when it was offered; its entries are counted singly now.
         self.writes.fly(-1, -len(cast("FrameRun", add.frames).payload))
         effects = self._store_each(add)
+        # The driver finds this turn due, as after a turn that left requests.
         if not self.intake.rest:
             return effects
         self.intake.is_turn_due = True
@@ -1113,8 +1141,10 @@ class Session(Machine[SessionState]):
             return []
         writes = self.writes
         effects = self._send(writes.take_answers())
+        # Behind the answers: the service may close the socket once this is noted.
         if writes.is_draining and not writes.in_flight:
             effects.append(Call.NOTE_SETTLED)
+        # The last accepted write may just have been answered, which the reason waits for.
         if self.state is _S.REFUSING:
             effects += self._end_if_refused()
         return effects if self.intake.is_reading else [*effects, *self.intake.ask_for_turn()]
@@ -1166,6 +1196,7 @@ class Session(Machine[SessionState]):
                 effects += self._end_stream(stream, event.error)
             else:
                 streams.enqueue(stream)
+        # Else the step had to wait, and the streams behind it went on meanwhile.
         if streams.begun == request_id:
             streams.begun = None
             return [*effects, *self._begin_step()] if streams.queue else effects
@@ -1182,6 +1213,7 @@ class Session(Machine[SessionState]):
         """Disconnect a client that is silent; ask one that is quiet for a sign of life."""
         if self.state is _S.CLOSED:
             return []
+        # It had the time until this tick to read the reason and to hang up.
         if self.state is _S.REFUSED:
             return [Abort("it was refused, and does not hang up")]
         effects: list[Effect] = []
@@ -1206,6 +1238,7 @@ class Session(Machine[SessionState]):
         if self.state is not _S.REFUSING or writes.in_flight or writes.is_flush_due:
             return []
         assert self.refusal is not None
+        # Made before the state changes, because a session that is over sends nothing.
         sent = self._send(self._end.send(Failed(0, *self.refusal)))
         dropped = self._drop_all(_S.REFUSED)
         # If we closed with unread bytes, TCP would reset, and the client could miss the reason.
@@ -1216,6 +1249,8 @@ class Session(Machine[SessionState]):
         self.writes.is_draining = True
         effects: list[Effect] = []
         for stream in list(self._streams.open.values()):
+            # A range ends by itself; a follower would wait until the process ends, and can go to
+            # another bookie now.
             if stream.is_follower:
                 effects += self._end_stream(stream, BookieUnavailableError(_SHUTTING_DOWN))
         if not self.writes.in_flight and not self.writes.is_flush_due:

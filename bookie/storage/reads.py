@@ -68,6 +68,7 @@ class Reads:
         check_id("ledger", ledger_id)
         self._status.check_open()
         while True:
+            # Again from the beginning if an entry was added during the proof, which is then void.
             lac = self._known_ledger(ledger_id).last_add_confirmed
             firsts, lasts, next_entry_id = self._core.reader.durable_ranges(ledger_id, lac + 1)
             known_to = ENTRY_ID_MAX if next_entry_id is None else next_entry_id - 1
@@ -212,6 +213,7 @@ class Reads:
     async def _prepare(self, ledger_id: int, *, fence: bool) -> None:
         check_id("ledger", ledger_id)
         self._status.check_open()
+        # Before the lookup: what is absent behind the fence can be added by a recovery only.
         if fence:
             await self._writes.fence(ledger_id)
 

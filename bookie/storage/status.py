@@ -78,6 +78,7 @@ class SpaceGuard:
         self._config = config
         self.free_bytes = free_bytes
         """As last observed."""
+        # Without the upper limit, because at a start there is no earlier state to keep.
         self._is_low = free_bytes - claimed_bytes < config.read_only_below_bytes
         self.is_stalled = False
         """Whether a write found no space and waits for it, whatever the reported free space is."""
@@ -199,8 +200,10 @@ class Room:
         self._guard.observe(self._disk.space().free_bytes, claimed_bytes=claimed)
         self._seen_bytes = self._log.commits.queue.durable_bytes
         writable_bytes = self._guard.writable_bytes(claimed_bytes=claimed)
+        # Half of what is left, so that checks come closer together as the limit comes closer.
         self._due_bytes = self._seen_bytes + min(_LOOK_BYTES, writable_bytes // 2)
         is_missing = self._guard.missing_reserve(held_bytes=held, claimed_bytes=claimed)
+        # Not a second time while one is under way, which `held_bytes` does not show yet.
         if is_missing and not self._holding:
             self._holding.start(self._hold(), name="holding back space")
 
@@ -233,6 +236,7 @@ class Timers:
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` once after `delay_s`, unless it is scheduled or `close` was called."""
+        # A bound method is equal to itself when it is taken again, so each action has one timer.
         if action in self._handles or self._is_closed:
             return
 
@@ -348,6 +352,7 @@ class StorageStatus:
         try:
             self._room.check(size, claim)
         except BookieReadOnlyError:
+            # Space may have come since the last check, and the next write finds the new figure.
             self.look()
             raise
 
@@ -365,6 +370,7 @@ class StorageStatus:
             )
             self._timers.call_later(self._check_interval_s, self.look)
         if self.is_read_only:
+            # Space that others free makes no event here.
             self._timers.call_later(self._check_interval_s, self.look)
         self._update_state()
 

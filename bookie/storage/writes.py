@@ -116,6 +116,7 @@ class HeldEntries:
                 raise BookieStorageError(
                     f"entry {entry.ledger_id}:{entry.entry_id} was dropped as garbage meanwhile"
                 )
+            # A repeated add must not be acknowledged before the first one is.
             if not core.log.unsealed.is_durable(held):
                 await core.log.commits.flush()
             frame = await self._read(held)
@@ -141,6 +142,7 @@ class HeldEntries:
 
     async def _read(self, held: Location) -> memoryview | None:
         """Return the held frame; None if it is damaged, which one failed read does not prove."""
+        # A device may fail once and read the same sector at the next try.
         for _ in range(2):
             try:
                 (frame,) = await self._core.reader.read([held])
@@ -217,6 +219,7 @@ class Writes:
 
         None: nothing was accepted or refused; the entries have to be added singly.
         """
+        # It has verified all frames in one pass, which is why a run costs so little.
         what = following_frames(run)
         state = None if what is None else self._core.ledgers.get(what.ledger_id)
         if what is None or state is None or not may_add(run, what, state, self._config):
@@ -282,10 +285,12 @@ class Writes:
         """
         self._check_log()
         if ledger_id not in self._core.ledgers:
+            # A fence of an id that was never given would refuse the ledger that gets it later.
             await self._given_ids.check(ledger_id, Need.ALLOCATED)
             self._check_log()
         core = self._core
         known = core.ledgers.get(ledger_id)
+        # A fence that is known needs no room, so recoveries go on when the disk is full.
         if known is None or known.is_deleted or not known.fenced:
             self._status.check_room(0, Claim.FENCE)
         state = ledger_for_change(core, ledger_id)
@@ -350,6 +355,7 @@ class Writes:
                 return self._held.add_again(entry, is_recovery=is_recovery)
         self._status.check_room(len(frame), Claim.RECOVERY if is_recovery else Claim.ADD)
         durable = core.log.append_entry(entry)
+        # Behind the append, so that an add that is refused makes no ledger known here.
         if state is None or state.is_deleted:
             state = ledger_for_change(core, entry.ledger_id)
         if state.note_entry(entry.entry_id, entry.last_add_confirmed):
@@ -413,6 +419,7 @@ def may_add(
     entry_ids = np.arange(what.first_entry_id, what.first_entry_id + len(run))
     return bool(
         state.accepts(is_recovery=False)
+        # The single add makes a deleted ledger live again; a run has no need for that case.
         and not state.is_deleted
         and what.first_entry_id > state.last_entry_id
         and run.sizes.max() <= config.entry_size_bytes_max

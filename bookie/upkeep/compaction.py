@@ -56,6 +56,7 @@ _CHUNK_ENTRIES = 500
 """Entries that are copied before the event loop gets a turn."""
 _LEDGERS_AT_A_TIME = 500
 _ANY_SHARE = 2.0
+"""Above every live share, so that all files are worth compacting."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +121,7 @@ class Compactor:
             BookieError: the log failed.
         """
         report = CompactionReport()
+        # Files that are sealed during the pass hold its copies; to compact them would have no end.
         newest = max(self._core.files.numbers(), default=0)
         tried: set[int] = set()
         while (load := await self._choose(newest, tried, report, only)) is not None:
@@ -130,6 +132,7 @@ class Compactor:
                 logger.info("not compacted file=%s: %s", file_name(load.number), reason)
             except BookieStorageError as error:
                 self._core.log.commits.check()
+                # If the log failed, the pass ends; if only this file is damaged, it goes on.
                 logger.warning(
                     "left alone file=%s: %s; to do: nothing, scrubbing finds damage; its space is "
                     "not regained until it can be read",
@@ -144,6 +147,7 @@ class Compactor:
     ) -> FileLoad | None:
         """Return the next file to compact, and note why others are not compacted."""
         share = self.config.below_live_share
+        # A bookie that accepts nothing can spend its disk's time on smaller savings.
         if self._is_full():
             share = max(share, self.config.full_below_live_share)
         if only is not None:
@@ -182,6 +186,7 @@ class Compactor:
         await self._core.log.commits.flush()
         if number not in self._core.files:
             raise _Abandoned("it was dropped meanwhile")
+        # Its records are only in this file, which therefore must stay.
         if any(self._core.is_live(ledger_id) for ledger_id in needed.left_out):
             raise _Abandoned("a ledger that had been deleted is in use again")
         dropped = await self._core.files.drop([number], footer.ledger_ids())
@@ -276,11 +281,13 @@ class Compactor:
                 size = sum(RECORD_HEADER_BYTES + location.size for location in chunk)
                 if load.number not in self._core.files:
                     raise _Abandoned("it was dropped meanwhile")
+                # Checked before each chunk, because adds and other programs take space meanwhile.
                 if self._room_bytes() < size + load.footer_bytes:
                     raise _Abandoned("the disk filled up meanwhile")
                 good, damaged_here = await self._read_chunk(file, chunk)
                 damaged += damaged_here
                 if not damaged:
+                    # The file stays anyway, so copies would only take space.
                     await self._write_chunk(good, needed, report)
                 await asyncio.sleep(size / self.config.bytes_per_second)
         finally:

@@ -83,6 +83,7 @@ class Eraser:
             return False  # it was withdrawn
         if known is not None:
             before = decode(Erased, known.value, source=own)
+            # An answer of an earlier incarnation was about another disk.
             if before.incarnation == self._bookie.incarnation and not before.waits:
                 return False
         erasure = decode(Erasure, request.value, source=path)

@@ -78,6 +78,7 @@ class GarbageJudge:
         certain = frozenset(at_once).intersection(looks_deleted)
         looks_deleted = [each for each in looks_deleted if each not in certain]
         count, total = len(looks_deleted), len(seen)
+        # Both: a small bookie may lose all its ledgers at once, and a large one many in good order.
         is_braked = count > config.brake_count and count > config.brake_share * total
         before = self._suspicions
         # A clock that went backwards starts the age again, so that nothing is confirmed too early.
@@ -91,6 +92,7 @@ class GarbageJudge:
         deleted = frozenset(
             ledger_id
             for ledger_id, each in self._suspicions.items()
+            # Two passes at least: one answer of the metadata store proves nothing.
             if ledger_id in before
             and now_ms - each.since_ms >= age_ms[each.is_braked and not is_released]
         )

@@ -88,6 +88,7 @@ class GarbageCollector:
                 the data.
             MetadataError: the store did not answer; nothing was dropped because of this pass.
         """
+        # All three before any ledger is looked up: in wrong metadata each of them would be missing.
         await self._check_identity()
         await self._check_restored()
         await self._check_metadata_is_not_older()
@@ -180,6 +181,7 @@ class GarbageCollector:
             return True
         if any(self._bookie in ensemble.bookies for ensemble in metadata.ensembles):
             return True
+        # A repair that is due may read from here.
         return await self._store.get(self._paths.under_replicated_ledger(ledger_id)) is not None
 
     @contextlib.asynccontextmanager

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _PAUSE_MAX_S = 600.0
+"""Ten minutes: a holder that comes back is asked soon, and one that is gone costs little."""
 _AT_ONCE = 8
 """Entries that are fetched at once; the number lets a holder that does not answer delay few others.
 """
@@ -114,6 +115,7 @@ class Repairer:
             DLError: neither of the two.
         """
         try:
+            # Fresh, so that the present members are asked, and no deleted ledger is repaired.
             metadata = (await self._ledgers.read(ledger_id, fresh=True)).metadata
         except LedgerNotFoundError:
             self._damage.forget_entry(ledger_id, entry_id, is_repaired=False)
@@ -131,6 +133,7 @@ class Repairer:
                 frame = await self._client.read_entry(
                     bookies[position], ledger_id=ledger_id, entry_id=entry_id, fence=False
                 )
+                # The ids too, because `repair_entry` takes any intact frame.
                 decode_frame(frame, ledger_id=ledger_id, entry_id=entry_id)
                 await self._writes.repair_entry(frame)
             except DLError as error:

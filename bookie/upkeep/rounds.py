@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _SEAL_POLLS = 200
+"""Ten seconds in all: to seal a file takes a footer and a new file."""
 _SEAL_POLL_S = 0.05
 _LEDGERS_AT_A_TIME = 1000
 
@@ -158,6 +159,7 @@ class Upkeep:
         """
         self._status.check_open()
         core = self.core
+        # First: a file that is recycled from now on would keep its old bytes.
         await core.disk.use_spares(allowed=False)
         try:
             garbage = await collect()

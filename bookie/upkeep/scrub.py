@@ -271,6 +271,7 @@ class Scrubber:
             position,
             file_name(number),
         )
+        # The next start reads the newest file whole, and would refuse the damage.
         self._core.log.roll_from(number)
         columns = part.columns()
         if columns is None:
@@ -302,10 +303,13 @@ class Scrubber:
             if number not in self._core.files:
                 return
             footer = b"".join(buffers)
+            # Otherwise it is written over in place, so that a crash leaves no less of it than there
+            # was.
             if file.size != part.end + len(footer):
                 await file.truncate(part.end)
             rewrite = partial(file.rewrite, part.end, footer)
             await write_with_room(self._core.disk, len(footer), rewrite)
+            # The handle and the footer in memory are of the file as it was.
             self._core.handles.let_go(number)
             await self._core.handles.read_footer(number)
         except BookieStorageError as error:
