@@ -51,6 +51,7 @@ def register(spark: SparkSession) -> None:
     """
     jvm: Any = getattr(spark, "_jvm", None)
     shipped = Path(__file__).parents[1]
+    # A package that Spark ships is in a zip or wheel, so this path is a file and no folder.
     if jvm is not None and shipped.is_file():
         inherited = (jvm.System.getenv("PYTHONPATH") or "").split(os.pathsep)
         if shipped.name not in [Path(entry).name for entry in inherited]:

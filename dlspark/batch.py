@@ -186,5 +186,7 @@ class DlogWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the staged rows."""
+        # The driver is in no task: without messages only the token or the transaction names the
+        # write.
         append = self._identity({})
         abort_staged(messages, address=self._options.address, append=append)

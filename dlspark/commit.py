@@ -52,10 +52,13 @@ CALL_SITE_PROPERTY = "callSite.long"
 CONNECT_OPERATION_PROPERTY = "spark.connect.operation_id"
 """Set by Spark Connect from PySpark 4.3 on; there ``foreachBatch`` has a copied session."""
 _CONNECT_REQUEST = 'session_id: "'
+"""The beginning of such a request, which is a protobuf message as text."""
 _SERVER_FRAME = "cached_remote_relation {"
 """In a request: a DataFrame that the server keeps, as the rows of a micro-batch are kept."""
 _WRITE = "write_operation {"
 _BEHIND_ROWS = "\n      source: "
+"""In a request: the field behind the rows of a write.  If it is there, the text was not cut
+before."""
 _CUT_RELATION = re.compile(
     r"^ {14}(?:\w*input|left|right|other|root|references) \{\n(?: {16}common \{\n {16}\}\n)?"
     r" {16}(?!(?:common|range|read|sql|\w*local_relation) )",
@@ -269,5 +272,6 @@ def join_messages(
     appends = {task.append for task in tasks}
     if len(tasks) < len(staged) or len(appends) > 1:
         raise UnexpectedError(f"the messages of one write are not of one append: {staged}")
+    # Spark's interface promises no order of the messages.
     tasks.sort(key=lambda task: task.partition_id)
     return tasks[0].append, [extent for task in tasks for extent in task.extents]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 PAUSE_S = 10.0
+"""Others look at positions now and then, and each store is a write to ZooKeeper for each log."""
 _SHARE_MAX = 0.01
 QUERIES_MAX = 100
 NAME_PREFIX = "spark:"
@@ -102,6 +103,7 @@ class KeptPositions:
         for log, position in changed.items():
             self._put(log, position, name)
         now_ns = self._monotonic_ns()
+        # A store that is slow is asked more seldom, so that batches do not wait for it.
         pause_ns = max(PAUSE_S * 1e9, (now_ns - began_ns) / _SHARE_MAX)
         self._due_ns = now_ns + int(pause_ns)
 
@@ -117,6 +119,7 @@ class KeptPositions:
         except DLError as error:
             self._tell(log, name, repr(error))
             return
+        # Also if the log refuses it: it is asked again with the next position, and not before.
         self._stored[log] = position
         if not is_stored:
             self._tell(

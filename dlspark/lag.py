@@ -112,6 +112,7 @@ class LagReport:
                 skipped_records=skipped.get("records", 0),
                 losses=skipped.get("losses", 0),
             )
+        # Sources of other kinds report offsets in forms of their own.
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 

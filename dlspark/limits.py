@@ -60,6 +60,7 @@ class Backlog:
     def of(cls, snapshot: LogSnapshot, start: int, end: int | None = None) -> Backlog:
         """Return the records of a snapshot with sequence ids in [start, end)."""
         runs = []
+        # From the end, because most queries are near it, and a log may have thousands of segments.
         for segment in reversed(snapshot.segments):
             extents = segment.extents
             if not extents:
@@ -94,6 +95,7 @@ class Backlog:
                 break
             count += records
             size_bytes -= size
+        # A stream must always advance, also past a record that is larger than the limit.
         return max(1, count)
 
 

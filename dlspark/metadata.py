@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_BATCH = 1_000
 _LOGS_AT_ONCE = 500
+"""Bounds the snapshots in memory; so many are read from the metadata store together."""
 
 _TEXT, _NUMBER, _TIME, _TRUTH = StringType(), LongType(), TimestampType(), BooleanType()
 _COUNTS = {"records": _NUMBER, "size_bytes": _NUMBER}

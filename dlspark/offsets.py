@@ -236,6 +236,8 @@ class StreamOffset:
         """Return a JSON value whose text is the same for equal offsets."""
         names = sorted(self.logs)
         counts = {log: self.logs[log].sequence_id for log in names}
+        # Keys without a value are left out, so that offsets keep their text when a release adds a
+        # key.
         value: dict[str, Any] = {"gone": sorted(self.gone)} if self.gone else {}
         value["ids"] = {log: self.logs[log].log_id for log in names}
         if self.init:
@@ -245,6 +247,8 @@ class StreamOffset:
             value["query"] = self.query
         if any(count is not None for count in counts.values()):
             value["seq"] = {log: count for log, count in counts.items() if count is not None}
+        # An offset that was read as version 1 has to give the same text again, which Spark
+        # compares.
         return value | {"v": 1 if self.query is None else OFFSET_VERSION}
 
     @classmethod
@@ -292,7 +296,8 @@ class StreamOffset:
         gone = self.gone.union(logs)
         if gone == self.gone:
             return self
-        # The new offset follows this one, so it does not end the batches that end here.
+        # `init` is for the batch that ends at this offset; the next offset needs it only for logs
+        # of which nothing is read yet.
         init = {log: start for log, start in self.init.items() if start == self.logs[log].dlsn}
         return replace(self, gone=gone, init=init)
 
@@ -359,6 +364,7 @@ class StreamOffset:
     def _start_of(
         self, log: str, end: StreamOffset, by_id: Mapping[str, LogPosition]
     ) -> LogPosition:
+        # By id, because between two offsets names may have moved from one log to another.
         log_id, known = end.logs[log].log_id, self.logs.get(log)
         if known is None or known.log_id != log_id:
             known = by_id.get(log_id)  # under its earlier name

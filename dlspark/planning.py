@@ -115,6 +115,7 @@ def plan_counts(ranges: Iterable[CountedRange], division: Division) -> list[Coun
     total = sum(each.records for each in ranges)
     rows_max = min(COUNTED_ROWS_MAX, division.max_records or COUNTED_ROWS_MAX)
     if division.min_partitions is not None:
+        # Rounded down, so that there are not fewer partitions than wanted.
         rows_max = min(rows_max, max(1, total // division.min_partitions))
     partitions: list[list[CountedRange]] = []
     room = 0
@@ -180,6 +181,7 @@ def _split(ranges: list[ScanRange], parts_min: int) -> list[list[ScanRange]]:
     """Split in proportion to bytes until there are `parts_min`, as far as there are entries."""
     pieces = [1] * len(ranges)
     heaviest = [(float(-scan.size_bytes_estimate), index) for index, scan in enumerate(ranges)]
+    # The piece with most bytes is split each time, so that the pieces become even.
     heapq.heapify(heaviest)
     missing = parts_min - len(ranges)
     while missing > 0 and heaviest:

@@ -109,6 +109,8 @@ def parse_timestamps(option: str, text: str) -> PositionsByLog:
 
 def _parse_by_log(option: str, text: str, rule: str) -> dict[str, object]:
     try:
+        # Python takes the last of two equal keys, and the user would read from another place than
+        # meant.
         parsed = json.loads(text, object_pairs_hook=_unique_pairs)
     except ValueError as error:
         raise ConfigurationError(f"option {option}={text!r}: {error}; {rule}") from error

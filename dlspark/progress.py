@@ -85,6 +85,7 @@ class ProgressPoint:
             bytes_behind=behind.size_bytes if reports else None,
             seconds_behind=behind.seconds if reports else None,
             records_skipped=sum(report.skipped_records for report in reports.values()),
+            # Thousands of points name the same logs, so each name is in memory once.
             behind_by_log={sys.intern(log): by_log[log] for log in furthest},
         )
 
@@ -147,6 +148,8 @@ class ProgressListener(StreamingQueryListener):
         """Print and keep a progress."""
         point = ProgressPoint.of(event.progress)
         self._points.append(point)
+        # By run: the end of an earlier run, which may come late, must not remove a new run's
+        # gauges.
         self._latest[str(event.progress.runId)] = point
         if self._output is not None:
             print(point, file=self._output, flush=True)  # the purpose of the listener is output

@@ -305,6 +305,7 @@ def require_kind(snapshots: Iterable[LogSnapshot], options: ReadOptions) -> None
     """
     typed = options.shape is not None
     for snapshot in snapshots:
+        # The DataFrame's schema was fixed before, and fits logs of one kind only.
         if (snapshot.schema is not None) is not typed:
             raise SchemaMismatchError(
                 f"log {snapshot.log!r} is {'one of bytes' if typed else 'typed'}, and rows of "
@@ -368,6 +369,7 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
                 replace(part, columns=shape.log_columns, capabilities=partition.capabilities)
                 for part in parts
             )
+            # One builder for all ranges of a log, so that small ranges share batches.
             yield from RowBuilder(log, shape).build(_scan(wanted, options))
 
 
@@ -419,6 +421,7 @@ def _left_after(
     """Return the rest of a range that was read up to `start`; fail for lost records, or warn."""
     source = LogSnapshots(options.address)
     snapshot = find_log(source, options, part.log, part.log_id)
+    # Another log has the name now; none of its records belongs to this range.
     if snapshot is not None and snapshot.log_id != part.log_id:
         snapshot = None
     if snapshot is not None and snapshot.segments and snapshot.end < part.end:

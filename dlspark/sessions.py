@@ -59,6 +59,7 @@ os.register_at_fork(after_in_child=_start_afresh)
 def open_shared_namespace(address: Address) -> Namespace:
     """Return this process's namespace at `address`, opened at the first call."""
     with _kept.lock:
+        # Under the lock: two threads that open at once would leave one namespace without an owner.
         if address not in _kept.namespaces:
             from dlcore.sync import open_namespace
 
@@ -120,6 +121,7 @@ def find_unsealed(address: Address, log: str) -> dict[str, pa.Schema | None]:
     """
     try:
         return open_shared_namespace(address).get_schemas([log], for_write=True)
+    # The error of the lower layers does not know the namespace, nor what the user can do.
     except EndOfStreamError as error:
         raise EndOfStreamError(
             f"log {log!r} in {address} is sealed: no record can follow; write to another log"

@@ -119,6 +119,7 @@ def commit_staged(
         return
     append, extents = joined
     _require_one_kind({extent.has_txids for extent in extents}, "tasks")
+    # Any other append without rows commits all the same, for a repetition has to find its version.
     if append.is_unique and not extents and not replaces:
         return
     identity = _committed_as(append, extents, options)

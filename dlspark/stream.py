@@ -89,6 +89,7 @@ class _ReportedLosses:
         for loss in losses:
             self.known.pop(loss.key, None)  # moves it to the end: the oldest ones are dropped
             self.known[loss.key] = None
+        # Those that were found now stay in any case, or each trigger would report them again.
         while len(self.known) > max(LOSSES_KEPT_MAX, len(losses)):
             del self.known[next(iter(self.known))]
         self.count += len(new)
@@ -140,6 +141,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pace = _Pace(monotonic_ns)
         self._losses = _ReportedLosses(fail=options.fail_on_data_loss)
         self._is_warned = False
+        # Spark gives a Python source no id of its query.
         self._new_query = SystemClock().new_token()[:_ID_LENGTH]
         """Id of the query, unless its offsets have one."""
         self._kept = KeptPositions(lambda: self._logs, options.subscription, monotonic_ns)
@@ -151,6 +153,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _initial(self) -> StreamOffset:
         options, bounds = self._options, self._options.bounds
+        # Cached, because Spark asks again, and a start such as "latest" would have moved on
+        # meanwhile.
         logs = list_selected(options.address, options.logs)
         snapshots = require_all(self._logs.take(logs), options.address)
         if bounds.must_reach_start:
@@ -210,7 +214,9 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if offset.query is None:
                 offset = replace(offset, query=self._new_query)
         if ended is not None:
+            # No further batch would come to store the last position of a run with an end.
             self._kept.note(ended, is_last=self._target is not None and not is_more)
+        # Spark 4.1 passes no start to the next call.
         self._known = offset
         return offset.to_json()
 
@@ -303,6 +309,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {log for log in since.logs if selection.matches(log)}
         names = sorted(known.union(list_selected(self._options.address, selection)))
         snapshots = self._logs.take(names)
+        # A log of the checkpoint that is gone is a loss; a name that is new in the options is a
+        # mistake.
         added = {log: snapshots[log] for log in selection.names if log not in known}
         require_all(added, self._options.address)
         self._snapshots = {log: found for log, found in snapshots.items() if found is not None}
@@ -459,6 +467,8 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         """Stage the rows of a task."""
         context = TaskContext.get()
         assert context is not None, "Spark calls write in a task"
+        # Spark pickles this object to the tasks from the process that plans, never from the one
+        # that commits.
         assert self._columns is not None, "a writer without columns only commits"
         return stage_rows(
             iterator,

@@ -74,6 +74,7 @@ def cold_part(snapshot: LogSnapshot) -> tuple[list[str], DLSN]:
     urls: dict[str, None] = {}
     for segment in snapshot.segments:
         for extent in segment.extents:
+            # Truncated, and not removed from the chain yet.
             if DLSN(segment.lssn, extent.end_entry_id, 0) <= snapshot.first:
                 continue
             ledger = segment.ledgers[extent.ledger_id]
@@ -118,6 +119,7 @@ def _cold(spark: SparkSession, snapshot: LogSnapshot, urls: list[str], wanted: A
     own = [field for field in wanted.fields if field.name not in made]
     positions = cast("StructType", StructType.fromDDL(_POSITIONS))
     schema = StructType([*positions.fields, *own])
+    # Hadoop's client of S3 has the scheme s3a.
     paths = [f"s3a{url[2:]}" if url.startswith("s3://") else url for url in urls]
     rows = spark.read.schema(schema).parquet(*paths)
     lssn, entry = F.col("_lssn"), F.col("_entry")

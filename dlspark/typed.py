@@ -39,6 +39,7 @@ _LEAVES: tuple[tuple[Callable[[Any], bool], sql.DataType], ...] = (
     (pa.types.is_uint16, sql.IntegerType()),
     (pa.types.is_int64, sql.LongType()),
     (pa.types.is_uint32, sql.LongType()),
+    # The largest of them has 20 digits.
     (pa.types.is_uint64, sql.DecimalType(20, 0)),
     (pa.types.is_float16, sql.FloatType()),
     (pa.types.is_float32, sql.FloatType()),
@@ -162,6 +163,7 @@ def read_schema(
                 f"{', '.join(log_schema.names)}, and {', '.join(METADATA_COLUMNS)}"
             )
     first = fields[0]
+    # On the first field, because a schema of Spark has no metadata of its own.
     marked = sql.StructField(first.name, first.dataType, first.nullable, {TYPED_KEY: True})
     return sql.StructType([marked, *fields[1:]])
 
