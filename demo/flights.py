@@ -48,6 +48,7 @@ def load_flights() -> pd.DataFrame:
     flights.insert(0, "id", range(len(flights)))
     hour_start = pd.to_datetime(flights["time_hour"], utc=True).astype("datetime64[ms, UTC]")
     flights["txid"] = hour_start.astype("int64") + flights["minute"] * 60_000
+    # A log takes transaction ids in order only, and `id` makes the order of equal ones fixed.
     return flights.sort_values(["txid", "id"], ignore_index=True)
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dlcore.sync import Namespace
 
 BOOKIES = 4
+"""One more than a ledger uses, so that another can take the place of the one that is killed."""
 FIRST_SHARE = 0.5
 """How much of the year is in the log before the stream starts; the rest arrives while it runs."""
 LIVE_PARTS = 4
@@ -161,7 +162,9 @@ def _start_spark(folder: Path) -> SparkSession:
         "spark.driver.memory": "1g",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # The hours of the statistics are those of pandas, which counts in UTC.
         "spark.sql.session.timeZone": "UTC",
+        # As many as cores: the default of 200 tasks for each batch would be most of the time.
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

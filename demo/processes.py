@@ -24,6 +24,7 @@ def mark_children() -> None:
 
 def marked_processes() -> dict[int, str]:
     """Return the command lines of this run's processes, this one left out, by process id."""
+    # A process whose parent ends gets another parent, but its environment stays.
     wanted = f"{_MARK}={os.environ[_MARK]}".encode()
     found = {}
     for folder in Path("/proc").iterdir():

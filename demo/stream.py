@@ -27,6 +27,7 @@ _FLIGHT_FIELDS = [field.split()[0] for field in FLIGHT_SCHEMA.split(", ")]
 _STATISTIC_FIELDS = [field.split()[0] for field in STATISTICS_SCHEMA.split(", ")]
 _MS_PER_HOUR = 3_600_000
 _CLOSING_AFTER_MS = 72 * _MS_PER_HOUR
+"""Far more than the watermark's hour, so that the last hours of the flights are passed as well."""
 _POLL_S = 0.1
 
 

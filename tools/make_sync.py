@@ -244,6 +244,8 @@ def main() -> int:
 
 
 def _formatted(source: str, path: str) -> str:
+    # By ruff, as written files are, so that the check compares texts and the linter has nothing to
+    # say.
     for command in (["check", "-q", "--fix", "--select", "I"], ["format", "-q"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--stdin-filename", path, "-"],
@@ -295,6 +297,8 @@ def _class(facade: Facade, output: Output, names: _Names) -> str:
         if isinstance(each, Method) and not _is_left_out(each, facade)
     ]
     bases = bases or [facade.base]
+    # A base or a default is needed when the module is imported; a name in an annotation only by the
+    # type checker, and its import could make a circle.
     names.running.update(bases)
     twin = _twin_class(facade, names)
     head = f'class {facade.name}({", ".join(bases)}):\n    """{facade.doc}"""\n\n'
@@ -379,6 +383,7 @@ def _doc_of(method: Method, output: Output) -> str:
     doc = ast.get_docstring(method, clean=False)
     assert doc, f"{method.name} has a docstring"
     for name, path in output.twins.items():
+        # Only names in backquotes: the same word in a sentence may be meant as a word.
         doc = re.sub(rf"`{name}\b", f"`{path.rpartition('.')[2]}", doc)
     return doc
 
@@ -391,6 +396,7 @@ def _form_of(method: Method) -> tuple[str, ast.expr]:
         return "property", returns
     if isinstance(method, ast.AsyncFunctionDef):
         return "coroutine", returns
+    # An async generator is declared by a plain `def` that returns an AsyncIterator.
     if isinstance(returns, ast.Subscript) and ast.unparse(returns.value).startswith("Async"):
         items = returns.slice
         return "iterator", items.elts[0] if isinstance(items, ast.Tuple) else items

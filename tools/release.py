@@ -95,7 +95,9 @@ def release(root: Path, text: str, check: list[str], day: str) -> None:
     changelog.write_text(history)
     pyproject.write_text(with_version(pyproject.read_text(), version))
     _git(root, "commit", "--all", "--message", f"Release {version}")
+    # After the commit, because the check builds with the time of the latest commit, as users will.
     if subprocess.run(check, cwd=root, check=False).returncode:
+        # Nothing else is lost: the tree was clean before.
         _git(root, "reset", "--hard", "HEAD^")
         raise NotReleasableError("its check failed; the commit was taken back")
     _git(root, "tag", "--annotate", "--message", f"dlog {version}", tag)

@@ -26,10 +26,12 @@ def install(wheel: Path, environment: Path) -> Path:
     Raises:
         subprocess.CalledProcessError: a package cannot be installed.
     """
+    # Without pip, which the wheel does not need, and which the bill would list.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (packages,) = (environment / "lib").glob("python*/site-packages")
     python = str(environment / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    # First alone: the names of its extras are in the metadata of the installed wheel.
     subprocess.run([*pip, "--no-deps", wheel], check=True)
     extras = ",".join(_found(packages)[NAME].metadata.get_all("Provides-Extra") or ())
     subprocess.run([*pip, f"{wheel}[{extras}]"], check=True)

@@ -39,6 +39,7 @@ def build_from_copy(root: Path, folder: Path, surroundings: Surroundings) -> Pat
     sources, built = folder / "sources", folder / "dist"
     _copy(root, sources, surroundings)
     subprocess.run(
+        # Without isolation, so that both builds have the installed version of the build tool.
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(sources)],
         env=os.environ
         | {
@@ -70,6 +71,7 @@ def _copy(root: Path, sources: Path, surroundings: Surroundings) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
         mode = 0o777 if os.access(source, os.X_OK) else 0o666
+        # `copyfile` takes no modes over: they are those of the person who unpacks the sources.
         target.chmod(mode & ~surroundings.umask)
         os.utime(target, (surroundings.modified_s, surroundings.modified_s))
 

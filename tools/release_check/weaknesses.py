@@ -53,6 +53,7 @@ def ask_service(packages: Path) -> Mapping[str, Any]:
         [*tool, "--format", "json", "--progress-spinner", "off"],
         capture_output=True,
         text=True,
+        # pip-audit exits with an error if it finds a weakness, and still prints its report.
         check=False,
     )
     try:

@@ -20,6 +20,7 @@ def main() -> None:
     kept = ROOT / "build" / "mermaid.min.js"
     bring(kept)
     for folder in (pages, site):
+        # A page that was removed must not stay, for a link to it would still be found.
         shutil.rmtree(folder, ignore_errors=True)
     gather(pages)
     shutil.copyfile(kept, pages / MERMAID)

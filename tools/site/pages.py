@@ -71,6 +71,7 @@ def gather(folder: Path) -> None:
             text = source.read_text(encoding="utf-8")
             files |= {source.parent / each for each in _LINK.findall(_FENCE.sub("", text))}
         text = re.sub(r"(\]\([^):]*)\.ipynb\)", r"\1.md)", text)
+        # These diagrams are too wide for the column of text, and get a style that lets them scroll.
         text = _WIDE.sub(r'<div class="wide" markdown>\n\n\g<0>\n\n</div>', text)
         if "\n```mermaid" in text:
             up = "../" * page.count("/")

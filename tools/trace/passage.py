@@ -91,6 +91,8 @@ class Recorder:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Let the interpreter call it, in this thread and in those that start."""
+        # `sys.setprofile` is for this thread alone, and a bookie writes in another one if its disk
+        # is slow.
         threading.setprofile(self)
         sys.setprofile(self)
         try:
@@ -247,6 +249,7 @@ async def trace(records: int, folder: Path) -> list[Passage]:
             return recorder.take("read", "reader")
 
         read = [await read_one() for _ in range(2 * records)]
+    # The first half warms up: connections, caches and first segments are no part of a record's way.
     return [usual(written[records:]), usual(read[records:])]
 
 
