@@ -1,4 +1,4 @@
-"""An error as it is shown after Spark has stopped, of which its text may have to be asked."""
+"""The text of an error, taken while Spark runs: a Java error keeps its text in Spark's process."""
 
 from __future__ import annotations
 

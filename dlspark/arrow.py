@@ -142,6 +142,8 @@ class RowBuilder:
             numbers = [_over(column) for column in (lssn, of_rows("entry_ids"), slot)]
             return pa.StructArray.from_arrays(numbers, fields=list(_DLSN))
 
+        # Functions, because a query often wants few of the columns.  Spark's times are in
+        # microseconds.
         columns: dict[str, Callable[[], pa.Array]] = {
             "log": lambda: self._repeated_name(len(row)),
             "dlsn": dlsn,

@@ -154,6 +154,7 @@ def batch_identity(
             and the micro-batch is not known; if the batch is repeated, they would be written twice.
     """
     transaction = options.transaction
+    # Spark sets it for all that a micro-batch runs, so this is a write inside `foreachBatch`.
     if properties.get(QUERY_ID_PROPERTY):
         query_id, batch_id, *run = _require(
             properties,
@@ -180,6 +181,7 @@ def batch_identity(
             "batch.sparkSession), or give the write a txnAppId of its own and the batch id as "
             "txnVersion"
         )
+    # No later write has this token, so nothing has to be remembered of it.
     return AppendIdentity(identity=f"write:{token}", version=0, is_unique=True)
 
 

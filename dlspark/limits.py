@@ -72,6 +72,7 @@ class Backlog:
                 stop = extent.start_sequence_id + extent.record_count
                 stop = stop if end is None else min(stop, end)
                 left = stop - max(start, extent.start_sequence_id)
+                # Rounded up, so that a small part of an extent does not count as no bytes.
                 if left > 0:
                     runs.append((left, -(-extent.size_bytes * left // extent.record_count)))
         return cls(start=start, runs=tuple(reversed(runs)))
@@ -104,6 +105,7 @@ def share(backlogs: Mapping[str, Backlog], limits: Limits) -> dict[str, int]:
     filled = {log: backlog for log, backlog in backlogs.items() if backlog.runs}
     shares = {log: backlog.records for log, backlog in filled.items()}
     if limits.max_bytes is not None:
+        # Bytes first, because the limit of records is divided among the records that these leave.
         sizes = {log: backlog.size_bytes for log, backlog in filled.items()}
         for log, size_bytes in _divide(sizes, limits.max_bytes).items():
             if size_bytes < sizes[log]:

@@ -407,6 +407,7 @@ class _Step:
 
     def lose(self, loss: DataLoss) -> None:
         """Note the loss of a log, unless it was reported before."""
+        # A loss that was accepted is reported once, and the log stays in the offset for ever.
         if loss.log not in self._start.gone:
             self.losses.append(loss)
 
@@ -434,6 +435,7 @@ class _Step:
     def _end_of(self, log: str, view: LogView) -> LogPosition:
         end = LogPosition(log_id=view.log_id, dlsn=view.end, sequence_id=view.end_sequence_id)
         wanted = self._ends.get(log, end)
+        # A limit beyond the readable end would promise records that a batch cannot read.
         return wanted if wanted.dlsn < end.dlsn else end
 
     def move(self, log: str, known: LogPosition, view: LogView, *, was: str) -> None:

@@ -143,6 +143,7 @@ def plan_partitions(scans: Iterable[ScanRange], division: Division) -> list[Dlog
     groups = [[scan] for scan in ranges]
     if len(groups) > target:
         groups = _group(ranges, target, division)
+    # There are too few ranges, or grouping joined too many: single ranges are divided in any case.
     if division.min_partitions is not None and len(groups) < division.min_partitions:
         groups = _split([scan for group in groups for scan in group], division.min_partitions)
     return [DlogPartition(group) for group in groups]

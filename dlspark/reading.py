@@ -264,9 +264,11 @@ def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -
     places = iter(source.find([(each.snapshot, key) for each in stretches for key in keys]))
     narrowed = []
     for each in stretches:
+        # The places come in the order in which they were asked for: log by log, and by key.
         at: dict[NotLessThan | None, DLSN] = {key: next(places).dlsn for key in keys}
         parts = [(each.start, each.end)]
         for runs in searches:
+            # Each column bounds the parts that the columns before it left.
             met = (
                 (max(low, at.get(first, low)), min(high, at.get(end, high)))
                 for low, high in parts

@@ -174,6 +174,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Note the current ends of the logs: this run does not go beyond them."""
         snapshots = self._logs.take(list_selected(self._options.address, self._options.logs))
         self._target = {
+            # By id, because a log may be renamed during the run.
             snapshot.log_id: LogPosition(
                 log_id=snapshot.log_id,
                 dlsn=snapshot.end,
@@ -211,6 +212,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_more = offset.logs != since.logs
         if is_more:
             self._pace.planned()
+            # Only with a batch: Spark stores no offset of a trigger without one, and its id would
+            # be lost.
             if offset.query is None:
                 offset = replace(offset, query=self._new_query)
         if ended is not None:
@@ -367,6 +370,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Without arguments, as in Spark 4.1, `latestOffset` goes on from this offset.
         until = StreamOffset.from_json(end)
         self._known = until
+        # From the two offsets alone: after a restart this instance knows nothing of the batch.
         ranges = StreamOffset.from_json(start).ranges_to(until)
         stretches = [part for wanted in ranges for part in self._stretches(wanted)]
         return plan_read(self._logs, stretches, self._options)
@@ -374,6 +378,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _stretches(self, wanted: LogRange) -> list[Stretch]:
         snapshot = self._snapshot_of(wanted)
         if snapshot is None:
+            # The batch was planned before the log went; its other logs are still read.
             self._losses.report([DataLoss.deleted(wanted.log, wanted.start)])
             return []
         view = LogView.of(snapshot)

@@ -64,6 +64,7 @@ def table(spark: SparkSession, uri: str, log: str, **options: str) -> DataFrame:
     if not urls:
         return reader.options(**bounds).load()
     if boundary >= snapshot.end:
+        # Only the schema is asked for: the source reads no row here.
         return _cold(spark, snapshot, urls, reader.load().schema)
     tail = reader.options(**bounds).load()
     return _cold(spark, snapshot, urls, tail.schema).unionByName(tail)

@@ -91,6 +91,7 @@ def spark_type(name: str, kind: Any) -> sql.DataType:
     if pa.types.is_time(kind) and _TIME_TYPE is not None:
         return _TIME_TYPE()
     is_decimal = pa.types.is_decimal(kind)
+    # Spark has no negative scales, and no scales above the precision.
     if is_decimal and 0 <= kind.scale <= kind.precision <= _DECIMAL_DIGITS_MAX:
         return sql.DecimalType(kind.precision, kind.scale)
     for is_kind, found in _LEAVES:
@@ -110,6 +111,7 @@ def arrow_type(name: str, kind: sql.DataType) -> pa.DataType:
     """
     if isinstance(kind, sql.ArrayType):
         return pa.list_(_part(name, "element", kind.elementType, kind.containsNull))
+    # Keys are never null, so keys of the type of nulls have no value; such a map is refused below.
     if isinstance(kind, sql.MapType) and not isinstance(kind.keyType, sql.NullType):
         key = _part(name, "key", kind.keyType, False)
         return pa.map_(key, _part(name, "value", kind.valueType, kind.valueContainsNull))

@@ -486,6 +486,7 @@ class RealFile:
         if self._direct >= 0 and end <= self._allocated and recent.is_one_piece(offset, size):
             # Write and sync in one call.  The blocks exist, so only data has to reach the device.
             ((start, memory),) = pieces
+            # Its failure counts as that of a sync, because the bytes may be there or not.
             sync(self._path, write_all, self._direct, memory, start, os.RWF_DSYNC)
         else:
             descriptor = self._direct if self._direct >= 0 else self._descriptor

@@ -345,9 +345,11 @@ class EntryReader:
                 size += location.size
                 is_full = bool(chunk) and size > bytes_max
                 if is_full or not self._log.unsealed.is_durable(location):
+                    # The entries between are not held here, so they are covered as well.
                     return chunk, location.entry_id - 1
                 check_room(size, bytes_max)
                 chunk.append(location)
+            # Fewer than asked for: no further entry up to the LAC is held here.
             if len(found) < _LOOKUP_COUNT:
                 break
             first_entry_id = found[-1].entry_id + 1

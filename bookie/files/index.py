@@ -291,6 +291,7 @@ class FileIndex:
         """Return the footer, whose first byte belongs at an aligned offset."""
         ledger_ids = sorted(self._ledgers)
         ledgers = [self._ledgers[ledger_id] for ledger_id in ledger_ids]
+        # Columns of eight bytes come before those of four, so that each of them is aligned.
         rows = np.zeros(len(ledgers), _LEDGER_ROW)
         counts = np.fromiter((_count(each) for each in ledgers), np.int64)
         rows["count"] = counts

@@ -227,6 +227,7 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
             f"but the cluster has no cookie {node}: it was decommissioned, or ZooKeeper lost its "
             "data; to start it as a new and empty bookie, move the folder's content away"
         )
+    # Life and start are compared below, because they may differ in one direction.
     if replace(remote, life=local.life, start=local.start) != local:
         raise ConfigurationError(
             f"the data folder holds incarnation {local.incarnation} of bookie {local.name!r}, but "
@@ -234,6 +235,7 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
             "holds this bookie's data; start it there"
         )
     if remote.life > local.life or (
+        # Empty before the first start.
         remote.life == local.life and remote.start not in ("", local.start)
     ):
         raise ConfigurationError(

@@ -6,10 +6,10 @@ many reads run, or the client does not take its answers, the connection is not r
 the client.  Answers of adds are collected: one message acknowledges thousands.  Entries of streams
 are read one message after the other, within the window of each reader.
 
-A client is trusted with a number of requests: so many are taken in one turn, and, below the most,
-so many may be in flight.  Requests of no use halve the number: those that it should have known to
-be refused, and signs of life.  A request that succeeds doubles it.  A client that is trusted with
-few waits for its turns among the distrusted (`connection.py`).
+A client's trust is a number of requests: at most so many are taken in one turn, and, unless the
+trust is the highest, at most so many may be in flight.  Useless requests halve it: PINGs, and
+requests that the client should have known to be refused.  A request that succeeds doubles it.  A
+client with little trust waits for its turns among the distrusted (`connection.py`).
 
 Invariants:
 
@@ -98,7 +98,7 @@ _REQUEST_BYTES = 2048
 _TRUST_MAX = 32
 """Most requests in a turn; then the next connection is served."""
 _TRUST_AT_FIRST = _TRUST_MAX // 2
-"""Few: a stranger has no more in flight before the first of them is refused."""
+"""Not the most: it bounds what a stranger has in flight before the first refusal."""
 _DISTRUST = _TRUST_MAX // 4
 """A client that is trusted with so few is distrusted."""
 _OF_NO_USE = (
@@ -109,7 +109,7 @@ _OF_NO_USE = (
     LedgerFencedError,
 )
 _FORGIVEN_S = 1.0
-"""A client that sends nothing for so long is trusted again: a sign of life comes less often."""
+"""A client that sends nothing for so long is trusted again; honest PINGs are further apart."""
 _READS_MAX = 256
 """Most reads of single entries and LACs in progress; beyond it the connection is not read."""
 _STREAMS_MAX = 16 * 1024

@@ -148,6 +148,7 @@ class Reads:
         frames = await reader.read_next(ledger_id, wanted, bytes_max=bytes_max)
         if frames is not None:
             return frames
+        # A loop, because the entry may be added while its absence is being proven.
         while not (chunk := reader.find_all(ledger_id, wanted, bytes_max=bytes_max)):
             await reader.refuse_absent(ledger_id, first_entry_id)
             self._status.check_open()

@@ -3,8 +3,8 @@
 Absence alone proves nothing: a metadata store that lost its data, or a bug in listing it, would
 make every ledger look deleted.  If too many look deleted at once, a brake holds them back for a
 day.  In this time an operator can find the cause, and can restore the missing metadata.  A ledger
-that looks deleted in every pass of this time is deleted.  After an operator has released the brake,
-the normal time is enough.
+that looks deleted in every pass of that day counts as deleted.  After an operator has released the
+brake, the normal time is enough.
 """
 
 from __future__ import annotations

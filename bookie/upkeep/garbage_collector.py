@@ -188,6 +188,7 @@ class GarbageCollector:
     async def _confirm(self, ledger_id: int) -> AsyncIterator[bool]:
         """Make the last check, and keep repairs away until the context ends."""
         if await self._store.get(self._paths.ledger(ledger_id), fresh=True) is None:
+            # Without metadata no repair can begin, so no lock is needed.
             yield True  # its metadata is gone
             return
         lock = self._paths.repair_lock(ledger_id)

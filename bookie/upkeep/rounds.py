@@ -107,6 +107,8 @@ class Upkeep:
             for ledger_id in sorted(verdict.deleted):
                 async with confirm(ledger_id) as is_certain:
                     if is_certain and self.core.is_live(ledger_id):
+                        # Marked and not removed: an add that comes after all must still find the
+                        # fence.
                         self.core.ledgers[ledger_id].is_deleted = True
                         deleted.add(ledger_id)
             self.core.damage.forget_ledgers(deleted)
