@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.background import BackgroundTasks, end_tasks
-from dlcore.base.errors import MetadataError, NoNodeError
+from dlcore.base.errors import AlreadyClosedError, MetadataError, NoNodeError
 from dlcore.base.features import own_release
 from dlcore.log.metadata.store import WriterLocks
 from dlcore.metadata.one_node import NodeFollower, persistently
@@ -103,8 +103,8 @@ class Presence:
     async def _vanish(self) -> None:
         try:
             await persistently(lambda: self._store.delete(self._node.path))
-        except NoNodeError:
-            pass
+        except (NoNodeError, AlreadyClosedError):
+            pass  # a closed session has no nodes
         except MetadataError as error:
             logger.warning(
                 "%s goes with the session: %s; to do: nothing, clients find other proxies after "
