@@ -14,6 +14,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -187,7 +188,8 @@ class AuditFile:
     def _rotate(self) -> None:
         os.fsync(self._file)
         full = self._path.with_name(f"{self._path.name}.{self._now():%Y%m%dT%H%M%S.%f}")
-        self._path.rename(full)
+        with contextlib.suppress(FileNotFoundError):  # renamed by an attempt that opened no other
+            self._path.rename(full)
         file = self._open()
         os.close(self._file)
         self._file = file
