@@ -138,6 +138,7 @@ class KeyTeller(Generic[KeysT]):
                 return
             self._asked_s = steady_s()
             self._asking = self._tasks.start(self._update(), name=f"asking {self._where}")
+        # A caller that is cancelled must not cancel what others wait for.
         await asyncio.wait([self._asking])
 
     async def _update(self) -> None:

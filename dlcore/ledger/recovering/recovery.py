@@ -590,6 +590,7 @@ class LedgerRecovery(Machine[RecoveryState]):
             self._before.size_bytes = 0
         elif start >= self._ensemble.first_entry_id:  # an earlier ensemble stores the others
             self._before.anchor = start
+            # Its frame counts the bytes up to it, and by that the first copy is judged.
             effects += self._reads.begin(start, self._pinned)
         return effects + self._read_ahead()
 
@@ -597,6 +598,7 @@ class LedgerRecovery(Machine[RecoveryState]):
         if self.state is RecoveryState.CHECKING:
             last = min(self._claim.lac, self._next_entry - 1 + self._reads.ahead_max)
         else:
+            # From what is written back, not from what is read: entries wait in memory until then.
             last = self._written + self._reads.ahead_max
         return self._reads.up_to(last, self._pinned)
 
@@ -611,6 +613,7 @@ class LedgerRecovery(Machine[RecoveryState]):
         read = self._reads.open.get(entry_id)
         if read is None:
             return []
+        # A set, and the unknown ones by position: a repeated answer must not count twice.
         read.noes.add(position)
         return self._decide()
 
@@ -686,6 +689,7 @@ class LedgerRecovery(Machine[RecoveryState]):
         self._written, self._ensembles = last_entry_id, ensembles
         if self.state is RecoveryState.WRITING_BACK:
             return self._finish()
+        # An entry that was written back makes room for another one to be read.
         return self._read_ahead() if self.state is RecoveryState.READING else []
 
     def _finish(self) -> list[Effect]:

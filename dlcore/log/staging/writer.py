@@ -292,6 +292,7 @@ class DirectStagingWriter(StagingWriter):
                 self._end_run(part)
                 ledger = await self._next_ledger(lane)
             await self._guarded(ledger.wait_for_capacity)
+            # Another call may have sent the group during the wait.
             if part.transmitter.has_sealed:
                 self._push(lane, part, ledger)
 
@@ -348,6 +349,7 @@ class DirectStagingWriter(StagingWriter):
             await self._finish(lane)
             await self._settle_filled()
         lane.ledger = ledger = await self._staged.create(lane.quorum)
+        # With each ledger, so that a changed setting takes effect without a read for each batch.
         await self._logs.refresh_settings()
         lane.started_ms = self._context.clock.now_ms()
         return ledger
@@ -368,6 +370,8 @@ class DirectStagingWriter(StagingWriter):
     @override
     async def stage(self) -> list[StagedExtent]:
         self._require_usable()
+        # A part with a run in progress goes first: another one would end that run, and the rest of
+        # the part would need an extent more.
         for part in sorted(self._parts.values(), key=lambda part: part.run is None):
             await self._send_all(part)
         for lane in self._lanes.values():
