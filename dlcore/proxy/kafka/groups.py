@@ -337,6 +337,8 @@ class Groups:
             )
             if answered.code is not ErrorCode.none:
                 return answered.code
+            # Two commits at once would expect the same mark, and the second one would drop the
+            # group.
             async with led.turn:
                 if name not in led.marks:
                     _, led.marks[name] = await self._positions.find(group, name, led.token)
