@@ -27,7 +27,7 @@ from dlcore.ops.cli.console.values import end_count, payload_value, row_value
 from dlcore.ops.cli.rows import RowReader, TypedRow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
@@ -50,10 +50,16 @@ class Looking:
     """Answers about a cluster and its logs; `repairs` are the ledgers that lack copies."""
 
     def __init__(
-        self, namespace: Namespace, *, tls: TlsFiles | None, repairs: RepairList | None
+        self,
+        namespace: Namespace,
+        *,
+        tls: TlsFiles | None,
+        token: Callable[[], str] | None,
+        repairs: RepairList | None,
     ) -> None:
         self._namespace = namespace
         self._tls = tls
+        self._token = token
         self._repairs = repairs
         self._rates = values.Rates()
         self._few = asyncio.Semaphore(_AT_ONCE)
@@ -92,11 +98,14 @@ class Looking:
         }
 
     async def _health(self, location: str) -> dict[str, Any]:
-        tls = self._tls if location.startswith("grpc+tls://") else None
+        is_tls = location.startswith("grpc+tls://")
+        tls = self._tls if is_tls else None
+        # A location that a proxy names must not take a token out of TLS.
+        token = self._token if is_tls or self._tls is None else None
         try:
             async with (
                 self._few,
-                Endpoint(location, patience_s=_PROXY_S, tls=tls) as calls,
+                Endpoint(location, patience_s=_PROXY_S, tls=tls, token=token) as calls,
             ):
                 health = await act(calls, actions.HEALTH, NoRequest())
         except DLError as error:
