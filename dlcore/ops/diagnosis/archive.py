@@ -98,6 +98,7 @@ def read_archive(path: Path) -> Bundle:
     try:
         with tarfile.open(path, "r:gz") as archive:
             for count, member in enumerate(archive):
+                # Counted before it is unpacked: a MB of gzip may hold a GB.
                 left -= member.size
                 if left < 0 or count >= _FILES_MAX:
                     raise ConfigurationError(

@@ -375,6 +375,7 @@ class MetadataService:
 
     def _read(self, connection: int, request: jute.Read) -> list[Effect]:
         node = self._tree.find(request.path)
+        # As in ZooKeeper: only `exists` leaves a watch on a node that is not there.
         is_watched = request.watches and (node is not None or request.kind is Kind.EXISTS)
         watches = self._children if request.kind is Kind.CHILDREN else self._values
         if is_watched and not watches.add(request.path, connection):

@@ -139,6 +139,7 @@ class Looking:
 
     async def _names(self) -> list[str]:
         """Return all names, read again after a while: each list reads every name there is."""
+        # One list at a time: pages that come meanwhile wait for it, and use it.
         async with self._listing:
             began_s = steady_s()
             if began_s >= self._due_s:
@@ -241,6 +242,7 @@ async def _next(reader: AsyncLogReader | RowReader) -> Sequence[LogRecordWithDLS
 async def _records(reader: AsyncLogReader | RowReader) -> AsyncGenerator[bytes, None]:
     while True:
         async with side_tasks() as tasks:
+            # A task, because a timeout of `wait` does not cancel the read.
             reading = tasks.start(_next(reader), name="reading for a tail")
             while not (await asyncio.wait({reading}, timeout=KEEP_S))[0]:
                 yield b": waiting\n\n"
