@@ -163,6 +163,7 @@ class FlightStagingWriter(StagingWriter):
                 await self._attempts.failed(end)
 
     async def _write(self, message: bytes) -> None:
+        # The proxy has ended the stream early: its reason is better than that of a failed write.
         if self._heard().done():
             self._heard().result()
         for part in self._parts(message):
