@@ -196,6 +196,7 @@ class BackgroundTasks:
     async def finish(self) -> None:
         """Return when all tasks have ended by themselves."""
         while self._tasks:
+            # In a loop, because a task may start another one before it ends.
             await asyncio.wait(list(self._tasks))
 
     async def aclose(self) -> None:

@@ -173,6 +173,7 @@ def _characters_problem(name: str) -> str:
     for character in name:
         if character in "<>" or unicodedata.category(character) in _REFUSED_CATEGORIES:
             return f"character {character!r} is not allowed"
+        # DistributedLog's rule, which is that of ZooKeeper's paths.
         if "\ufff0" <= character <= "\uffff":
             return f"character {character!r} is not allowed"
     return ""

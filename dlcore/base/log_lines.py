@@ -110,6 +110,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
             self._timer.start()
 
     def _tell_later(self) -> None:
+        # In the timer's thread: others call `emit` with this lock held.
         with self.lock or threading.RLock():
             self._timer = None
             self._tell_left_out(self._clock())

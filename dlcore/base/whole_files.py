@@ -2,8 +2,8 @@
 
 A file is written beside its place, synced, and only then given its name, which is synced in turn.
 A full disk, a kill or a loss of power therefore leaves no half file that a reader takes for a whole
-one.  After an error nothing is left.  After a kill a file NAME.….partial may be left, which is
-never read.
+one.  After an error nothing is left, unless only the sync of the name failed.  After a kill a file
+NAME.….partial may be left, which is never read.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             return self.extents
         unpacking = zlib.decompressobj()
         try:
+            # Bounded: some KiB of a client could otherwise unpack to all the memory of the proxy.
             text = unpacking.decompress(self.packed, UNPACKED_BYTES_MAX)
             if not unpacking.eof:
                 raise ConfigurationError(

@@ -153,6 +153,7 @@ def close_connection(context: Context) -> bool:
     client is gone, even after the call has ended.
     """
     peer = unquote(context.peer())
+    # gRPC gives no access to its sockets, so those of the whole process are searched.
     for descriptor in list(Path("/dev/fd").iterdir()):
         with suppress(OSError):  # it is no socket, or closed by now
             connection = socket.socket(fileno=int(descriptor.name))

@@ -75,6 +75,8 @@ PENDING_BYTES_MAX = 32 * 1024 * 1024
 MESSAGE_BYTES = 256 * 1024
 """Size of a message of records that were written one by one.  While other messages are in flight,
 records wait for others until this size is reached."""
+# Half of what a proxy and gRPC accept by default (4 MiB), because the encoded message is larger
+# than its columns.
 _BATCH_BYTES_MAX = 2 * 1024 * 1024
 
 
@@ -379,6 +381,7 @@ class Outbox(Batcher[_Ticket]):
 
     def begin(self, sequence: int) -> None:
         """Number the records from `sequence` on, the present ones first; none may be in doubt."""
+        # A log that has a record in doubt would take it a second time under its new sequence.
         assert not self._sent + self._doubted
         for message in self._messages:
             message.first = sequence
@@ -400,6 +403,7 @@ class Outbox(Batcher[_Ticket]):
         self, batch: pa.RecordBatch, ticket: _Ticket | None = None, *, whole: bool = False
     ) -> None:
         """Accept a batch with rows, the ticket for the last one; `whole`: as one message."""
+        # The records of the run were accepted before the batch, so their sequences come first.
         self._end_run()
         for part in [batch] if whole else _cut(batch):
             self._add(Message(self._next_sequence, part, part.nbytes, []))
@@ -420,6 +424,8 @@ class Outbox(Batcher[_Ticket]):
     def _end_run(self) -> None:
         if not self._run.txids:
             return
+        # The grant still names the lists of this run: a later record would be added to a sent
+        # message.
         self.revoke()
         run, self._run = self._run, _Run()
         batch, tickets = batch_of(run.txids, run.payloads), list(enumerate(run.tickets))
@@ -475,6 +481,8 @@ class Outbox(Batcher[_Ticket]):
 
     def begin_again(self) -> None:
         """Note that the stream is lost: its messages are in doubt, and are sent again."""
+        # The lost stream may have sent fewer messages than an earlier one, whose messages stay in
+        # doubt.
         self._doubted = max(self._doubted, self._sent)
         self._sent = self.sent_bytes = 0
 
@@ -494,6 +502,7 @@ class Outbox(Batcher[_Ticket]):
             UnexpectedError: the record `last` was never sent.
         """
         sent = self._messages[self._sent - 1].last if self._sent else self.first - 1
+        # Otherwise records that no proxy has would be removed as durable.
         if last > sent:
             raise UnexpectedError(
                 f"a proxy acknowledged records up to sequence {last}, but {sent} is the last sent"
@@ -507,6 +516,7 @@ class Outbox(Batcher[_Ticket]):
 
     def durable_before(self, last: int) -> list[tuple[_Ticket, DLSN | None]]:
         """Remove the messages that a new stream reports as durable; their positions are unknown."""
+        # A stream learns what is durable from its first reply, and sends nothing before that.
         assert not self._sent
         return self._take(last, {})
 
@@ -612,6 +622,8 @@ class Identity:
         It would then take them a second time.  `last` is the last sequence that it knows.
         """
         first = outbox.first
+        # With an acknowledged record the log must know at least that one.  With none in doubt the
+        # same comparison is safe, since the log cannot take a record twice that was never sent.
         if first > claim.base or not outbox.is_in_doubt:
             return last < first - 1
         # No record was acknowledged yet, so a log that never had one and a log that forgot them
@@ -751,6 +763,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             case StreamEnded():
                 return self._stream_ended(event)
             case RetryDue(now):
+                # `Close`, `Abort` or `Fail` may have come during the pause.
                 return self._retry(now) if self.state is _PAUSED else _NOTHING
             case SilenceDue(now):
                 self._stream.is_timed = False
@@ -792,6 +805,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         if self._stream.is_due or self._stream.is_sending:
             return _NOTHING  # more records may come in this turn, and become one message
         assert self.state not in (_CLOSED, _FAILED)
+        # In each other state an event is due that looks at the outbox: the proxy's first reply, the
+        # end of the stream, or the end of the pause.
         if self.state not in (_IDLE, _SENDING):
             return _NOTHING
         self._stream.is_due = True
@@ -823,6 +838,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             return self._end_sending(now) if self._is_done else _NOTHING
         if message.batch.schema != self._stream.schema:
             # A stream has one schema: the next stream gets this message.
+            # Wait for the acknowledgements first: a stream that is closed before leaves its
+            # messages in doubt.
             return _NOTHING if outbox.has_in_flight else [*self._close_stream(), *self._open(now)]
         if outbox.sent_bytes >= ready.window_bytes:
             return _NOTHING
@@ -835,6 +852,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         outbox.sent()
         self._stream.is_sending = True
         effects: Sequence[Effect[_Ticket]] = [Send(data), *self._stream.timed(now)]
+        # The proxy writes a conditional message only when no second one can follow.
         return [*effects, *self._end_sending(now)] if self.identity.is_single else effects
 
     def _end_sending(self, now: float) -> Sequence[Effect[_Ticket]]:
@@ -890,6 +908,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         except DLError as error:
             return self._fail(error)
         progress = self._progress(durable)
+        # The reply has the position: the end of the stream can add nothing.
         if self.identity.is_single and self._is_done:
             return [progress, *self._close()]
         return [progress, *self._go_on(now)]
@@ -902,6 +921,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
     # The end of a stream
 
     def _stream_ended(self, end: StreamEnded) -> Sequence[Effect[_Ticket]]:
+        # All records are durable, so the error of the stream concerns no caller.
         if self._is_done:
             return self._close()
         again = end.again
@@ -932,6 +952,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         return [Call.CLOSE_STREAM]
 
     def _retry(self, now: float) -> Sequence[Effect[_Ticket]]:
+        # Without a claim no proxy has accepted the producer yet, and `Begin` must still be
+        # answered.
         if len(self.outbox) or self.identity.claim is None:
             return self._open(now)
         self._become(_IDLE)
@@ -940,6 +962,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
     def _check_silence(self, now: float) -> Sequence[Effect[_Ticket]]:
         if self.state is _SENDING and not self.outbox.has_in_flight:
             return _NOTHING
+        # The proxy was heard since the timer was set; only one timer runs, so that a reply sets
+        # none.
         if now < self._stream.owed_since + SILENCE_S:
             return self._stream.timed(now)
         silence = ProxyUnavailableError(f"a proxy said nothing for {SILENCE_S:g} s")
@@ -956,6 +980,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             return _NOTHING
         self._become(_FAILED)
         self.error = error
+        # Before `drain` below, after which the outbox has no records to count.
         self._failed_with = len(self.outbox)
         effects = self._close_stream()
         return [*effects, Ended(error, self.outbox.drain())]

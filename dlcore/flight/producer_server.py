@@ -471,6 +471,7 @@ class ProducerServer(Machine[ServerState]):
                 assert_never(signal)
 
     def _begun(self, ready: Ready) -> Sequence[Effect]:
+        # The log was lost while the producer was begun.
         if self.state is _ENDED:
             return []
         self._become(_TAKING if self._reasons.ending is None else _DRAINING)
@@ -482,6 +483,8 @@ class ProducerServer(Machine[ServerState]):
         """Receive the next message, if there is room for it, or it is dropped."""
         if self._is_taking or self.state in (_SETTLING, _ENDED):
             return []
+        # During a release there is no such bound: messages are dropped, and must be received so
+        # that the end of the client's half is heard.
         if self.state is _TAKING and not self._acks.has_room:
             return []
         self._is_taking = True
@@ -500,6 +503,7 @@ class ProducerServer(Machine[ServerState]):
             return self._receive()
         try:
             batch = self._decoder.decode(message)
+            # An empty batch has no last record whose position could be acknowledged.
             if not batch.num_rows:
                 return self._receive()
             mark = self._numbering.mark_of(sequence_of(message), batch.num_rows)
@@ -524,6 +528,7 @@ class ProducerServer(Machine[ServerState]):
         assert self._waiting is not None
         waiting = self._waiting
         self._acks.accepted(waiting.batch.num_rows, waiting.size_bytes, fresh=fresh)
+        # The batch is written by now, but the next acknowledgement says for how long rates held it.
         self._acks.throttled(throttled_s)
         self._waiting, self._is_taking = None, False
         return self._receive()
@@ -591,6 +596,8 @@ class ProducerServer(Machine[ServerState]):
     def _lose(self, error: DLError) -> Sequence[Effect]:
         if self._reasons.is_lost:
             return []
+        # Set before the log answers with `LogEnding`: several batches may fail, and the log is lost
+        # once.
         self._reasons.is_lost = True
         return [LoseLog(error)]
 
@@ -599,6 +606,8 @@ class ProducerServer(Machine[ServerState]):
         self._reasons.is_lost |= is_lost
         if is_lost:
             return [] if self.state is _ENDED else self._end(error)
+        # While BEGINNING, `_begun` looks at `ending`; a stream that settles takes nothing more
+        # anyway.
         if self.state is not _TAKING:
             return []
         self._become(_DRAINING)

@@ -262,6 +262,8 @@ class PutDecoder:
             self._seen = (header, len(body)) if len(header) <= _SEEN_BYTES_MAX else None
         try:
             batch = pa.ipc.read_record_batch(arrow, self.schema)
+            # Validation takes time for each row, and rows of some types need no byte of the
+            # message.
             if batch.num_rows <= ROWS_MAX:
                 batch.validate(full=True)
         except _unreadable() as error:

@@ -80,6 +80,7 @@ class OpenWriters:
 
     async def aclose(self) -> None:
         """Abandon those that are open."""
+        # A copy, because `abandon` removes the writer.
         for writer in list(self.open):
             await writer.abandon()
 

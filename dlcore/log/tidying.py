@@ -81,4 +81,5 @@ class Tidier:
         while not self._jobs.empty():  # so that no `submit` waits for ever
             self._jobs.get_nowait()
             self._jobs.task_done()
+            # Lets a `submit` that waited for room put its job, which is dropped in the next round.
             await asyncio.sleep(0)

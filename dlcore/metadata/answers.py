@@ -38,8 +38,8 @@ class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
     itself has two threads for callbacks.  Therefore an answer could be reported before a change
     that came earlier.  With one thread both come in the order of their arrival.
 
-    kazoo's own TLS also trusts whom the system trusts, in versions from 1.0 on, and by default
-    whatever host the certificate is of.  Therefore connections of TLS are made here.
+    kazoo's own TLS also trusts the authorities of the system, allows TLS 1.0, and by default does
+    not compare the host with the certificate.  Therefore connections of TLS are made here.
     """
 
     def __init__(self, tls: TlsInUse | None) -> None:

@@ -88,6 +88,8 @@ class KeyRing(msgspec.Struct, frozen=True, kw_only=True):
         kept: list[StoredKey] = []
         new = _stored(private_key, now_s + SPREAD_S)
         for key, after in zip(self.keys, (*self.keys[1:], new), strict=True):
+            # Twice the skew: once for a signer that is slow to change its key, once for the bookie
+            # that verifies.
             if now_s <= after.signs_from_s + LIFETIME_S_MAX + 2 * SKEW_S:
                 is_replaced = after.signs_from_s + SKEW_S < now_s
                 kept.append(msgspec.structs.replace(key, private="") if is_replaced else key)

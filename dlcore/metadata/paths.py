@@ -56,6 +56,7 @@ from dlcore.base.errors import CorruptMetadataError, InvalidNamespaceUriError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# As in BookKeeper's hierarchical layout: a list of children must fit a packet of ZooKeeper.
 _LEDGERS_PER_NODE = 10_000
 _DIGITS_MAX = 19
 """Digits of the largest stored number, 2**63 - 1."""
@@ -66,6 +67,7 @@ NAME_NODE_LENGTH_MAX = 160
 logs, 4,220 in a bucket, take less than 0.7 MB in each bucket."""
 _CUT = "~"
 BUCKETS = tuple(f"{number:02x}" for number in range(256))
+# Without % and ~, which mark an escaped byte and a name that was cut.
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.=:#@+")
 
 

@@ -63,12 +63,15 @@ class SessionNode:
                 await self._store.multi([Put(self.path, value, ANY_VERSION)])
 
     async def _make(self) -> None:
+        # Taken before the call: if the session changes meanwhile, the node counts as one of the old
+        # session, and is made again.
         session = self._store.session_token
         value = session.encode() if self.value is None else self.value
         try:
             await self._store.create(self.path, value, ephemeral=True, make_parents=True)
         except NodeExistsError:
             node = await self._store.get(self.path)
+            # It is ours if the answer to an earlier attempt was lost.
             if node is None or node.session != session:
                 await self._replace(value)
         self._session = session

@@ -198,6 +198,7 @@ class Tree:
         above = parent_of(op.path)
         parent = self._nodes[above]
         name = op.path.rpartition("/")[2]
+        # A copy, so that an undo also restores the order of the children.
         children = dict(parent.children)
         del parent.children[name]
         del self._nodes[op.path]

@@ -294,6 +294,7 @@ class ZooKeeperSession:
                 f"no ZooKeeper answers at {self.kazoo.servers} (waited {timeout_s:g} s)"
                 + self.kazoo.explain()
             ) from None
+        # Also if it is cancelled: kazoo's threads would go on.
         except BaseException:
             await self.aclose()
             raise

@@ -184,6 +184,7 @@ def check_nodes(head: LogHead, nodes: dict[int, bool]) -> Iterator[tuple[str, st
     Each segment that the head counts has a node; only that of the last may have no end.
     """
     last = head.max_lssn
+    # A damaged head may count more segments than the loop below could ever go through.
     if last - head.first_lssn >= _GAPS_MAX + len(nodes):
         yield "gap", f"of segments {head.first_lssn} … {last} only {len(nodes)} have a node"
         return
@@ -379,6 +380,7 @@ async def delete_orphan(context: LogContext, ledger_id: int) -> None:
     ledger, staged = paths.ledger(ledger_id), paths.staged_ledger(ledger_id)
     with contextlib.suppress(NoNodeError):
         await context.store.delete(staged)  # several logs shared it
+    # Last, because an audit lists this node: an interrupted deletion is found again.
     with contextlib.suppress(NoNodeError):
         await context.store.delete(ledger)
 

@@ -64,6 +64,7 @@ class _Members:
     async def read(self) -> tuple[Member, ...]:
         servers = [*await self._bookies(), *await self._recoveries(), *await self._proxies()]
         known = {each.name for each in servers}
+        # Proxies hold locks of logs as well, and are among the servers already.
         clients = {each.name: each for each in await self._clients() if each.name not in known}
         return (*servers, *clients.values())
 

@@ -131,6 +131,7 @@ class Callers:
                 "proxy a token_issuer.  It serves every client that can connect; with TLS, every "
                 "client with a certificate that its tls_ca signed (docs/security.md)"
             )
+        # With two tokens it would be unclear which of them names the caller.
         if key == _OLD_KEY or len(given) > 1 or isinstance(value, bytes):
             raise UnauthenticatedError(f"metadata {key!r}: {_EXPECTED}")
         return value

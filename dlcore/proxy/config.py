@@ -247,6 +247,7 @@ class ProxyConfig:
             value=self.token_principal,
             rule="expected the name of a claim",
         )
+        # Parsed here only for its error: a wrong name must not be found at the first call.
         _ = self.super_user_names
 
     @property

@@ -145,6 +145,7 @@ class Gatekeeper:
             demands[Demand(need.right, name)] = None
             if need.log_id is None:
                 continue
+            # By its id the call reaches the log under its present name, which the rules may deny.
             if self._gate.has_rules:
                 present = await self._name_of(name, need.log_id)
                 demands[Demand(need.right, present)] = None
@@ -162,6 +163,7 @@ class Gatekeeper:
                 ) from error
             raise
         if any(demand.right in _AUDITED for demand in demands):
+            # Before the call takes effect: what cannot be recorded is refused.
             if self._audit is not None:
                 self._audit.require_writable()
             entry.is_audited = True

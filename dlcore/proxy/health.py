@@ -56,6 +56,8 @@ class Health:
 
     async def _check(self, data: bytes, context: Context) -> pb.HealthCheckResponse:
         request = await _asked(data, context)
+        # By gRPC's protocol of health: Check fails for an unknown service, while Watch reports it
+        # and goes on, because the service may come later.
         if request.service not in _SERVICES:
             text = f"no service {request.service!r}, only {FLIGHT}"
             await abort(context, grpc.StatusCode.NOT_FOUND, text)
@@ -67,6 +69,7 @@ class Health:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()  # the standard keeps the stream open
         while True:
+            # Taken before the answer: a change while the answer is being sent must not be missed.
             changed = self._changed
             yield self._answer()
             await changed.wait()

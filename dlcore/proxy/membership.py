@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.background import BackgroundTasks, end_tasks
-from dlcore.base.errors import MetadataError, NoNodeError
+from dlcore.base.errors import AlreadyClosedError, MetadataError, NoNodeError
 from dlcore.base.features import own_release
 from dlcore.log.metadata.store import WriterLocks
 from dlcore.metadata.one_node import NodeFollower, persistently
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# A drain or a stop must not wait for the end of an outage of the store.
 _LEAVE_S = 2.0
 _SECRET_BYTES = 32
 
@@ -80,6 +81,7 @@ class Presence:
         """Make its node.  Raises: MetadataError."""
         if self.has_left:
             if self._vanishing is not None:
+                # Otherwise it could delete the node that is made now.
                 await end_tasks(self._vanishing)
             entry = self._node.value
             self._node = self._new_node(self._node.path)
@@ -90,6 +92,7 @@ class Presence:
     async def leave(self) -> None:
         """Remove its node, now or in the background.  Idempotent."""
         self.has_left = True
+        # First, because an open node would be made again after its deletion.
         await self._node.aclose()
         try:
             async with asyncio.timeout(_LEAVE_S):
@@ -103,8 +106,8 @@ class Presence:
     async def _vanish(self) -> None:
         try:
             await persistently(lambda: self._store.delete(self._node.path))
-        except NoNodeError:
-            pass
+        except (NoNodeError, AlreadyClosedError):
+            pass  # a closed session has no nodes
         except MetadataError as error:
             logger.warning(
                 "%s goes with the session: %s; to do: nothing, clients find other proxies after "
@@ -171,6 +174,7 @@ class Probes:
             running = self._tasks.start(self._probe(location), name=f"looking for {location}")
             self._running[location] = running
             running.add_done_callback(lambda _: self._running.pop(location, None))
+        # Other calls wait for the same probe, which the end of this call must not cancel.
         is_gone = await asyncio.shield(running)
         if is_gone:
             logger.warning(
@@ -275,6 +279,7 @@ class Membership:
         if location not in self.live:
             self._secrets.pop(location, None)
             return False
+        # Read again on a mismatch: a proxy that was started again has another secret.
         if not _is_same(self._secrets.get(location, ""), secret):
             async with self.outages.bounded():
                 found = (await self._read([location]))[location]
@@ -321,6 +326,7 @@ class Membership:
         nodes = await self._store.get_children(self._paths.proxies, fresh=True)
         live = frozenset(unescape(node) for node in nodes or ())
         if self.presence.has_left:
+            # Its node may still be there, if it could not be removed at once.
             live -= {self.location}
         if live != self.live:
             logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")

@@ -54,6 +54,7 @@ class Outages:
             async with timeout:
                 yield
         except (TimeoutError, MetadataConnectionError) as error:
+            # Another timeout of the block, or an error while the store answers, has another reason.
             if not (timeout.expired() or (self.reason and isinstance(error, DLError))):
                 raise
             raise LogNotReadyError(

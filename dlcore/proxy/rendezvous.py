@@ -19,4 +19,5 @@ def preferred_owner(log: str, proxies: Iterable[str]) -> str | None:
 
 
 def _weight(log: str, proxy: str) -> bytes:
+    # Not `hash`, which each process salts in its own way: all proxies must find the same weights.
     return hashlib.blake2b(f"{proxy}\n{log}".encode(), digest_size=16).digest()

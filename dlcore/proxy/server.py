@@ -95,6 +95,7 @@ class LiveSettings:
 _STOP_GRACE_S = 1.0
 _READ_ON_S = 0.5
 """Time in which readers may finish at a stop; the others are then sent to another proxy."""
+# By default gRPC closes connections of clients that ping more often than every five minutes.
 _PING_MIN_MS = 1_000
 _SILENCE_MS = 20_000
 _HANDSHAKE_MS = 10_000
@@ -132,6 +133,9 @@ class ProxyServer(AsyncClosing):
         cls, open_as: Callable[[str], Awaitable[DirectNamespace]], config: ProxyConfig
     ) -> ProxyServer:
         """Serve a namespace; `open_as` opens it under the proxy's location as its client name.
+
+        The proxy listens first, because the location has its port.  The last step is the first at
+        the end: logs are released while all that this needs still works.
 
         Raises:
             ConfigurationError: it cannot listen there.

@@ -207,6 +207,7 @@ class FlightService:
         try:
             async with self._gate.enter(context, "DoAction") as entry:
                 answers = await self._perform(request, context, entry)
+            # Outside of the block: the audit log has its line before the client sees the answer.
             for answer in answers:
                 yield answer
         except OwnerStatusError as ended:

@@ -148,6 +148,8 @@ class _Shared:
             await tasks.aclose()
 
         try:
+            # Twice the time after which `close_all` ends by itself: then the loop does not run at
+            # all.
             portal.submit(close_all()).result(2 * _CLOSERS_TIMEOUT_S)
         except TimeoutError:
             logger.warning("the event loop hangs at exit; to do: report this as a defect")

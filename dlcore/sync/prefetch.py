@@ -144,7 +144,8 @@ class _Prefetched:
 class _Prefetch:
     """The queue from the portal to the caller's thread.
 
-    It is ahead by as much as the caller has taken: nothing is known of how much it wants.
+    It fetches ahead by only as much as the caller has taken so far, because it cannot know whether
+    the caller wants a few records or all.
     """
 
     def __init__(self) -> None:

@@ -124,6 +124,8 @@ class Presenter:
 
     def _present_for_all(self) -> bool:
         token = self._purse.token_for_all()
+        # By identity: this is asked for every request, and the same object comes until the token is
+        # renewed.
         return token is not None and (token is self._last or self._show(token))
 
     def _show(self, token: bytes) -> bool:

@@ -148,6 +148,7 @@ class WireBookieClient:
         try:
             connection = self._connection(bookie, Lane.WRITES)
         except BookieError as error:
+            # At once, unlike in `send_add`: the callbacks of a future run later in any case.
             on_answer(error)
         else:
             connection.write_lac(ledger_id, last_add_confirmed, on_answer)

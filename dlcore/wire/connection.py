@@ -120,6 +120,7 @@ class Dialer:
         try:
             async with asyncio.timeout(self._config.add_timeout_s):
                 await self.connect(protocol, address)
+        # The two in the middle come from a registered port that is no number, or is too large.
         except (OSError, ValueError, OverflowError, TimeoutError) as error:
             reason = explained(error, None if self.tls is None else self.tls.files)
             raise BookieUnavailableError(
@@ -153,6 +154,7 @@ class Incoming:
         """Add an answer that arrived."""
         waiter = self._waiter
         is_next = waiter is not None and not waiter.done() and not self._items
+        # Only while no earlier answer is left, since answers are given in order.
         if is_next and self.taker is not None and self.taker(item):
             return
         self._items.append(item)
@@ -219,6 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         self._settled: asyncio.Event | None = None  # made when a caller waits for the last write
         self.closed = asyncio.Event()
         """Set once the transport is gone, or if there never was one."""
+        # Starts the keepalive, which also ends a connection that is never made.
         self._handle(Tick(self._loop.time()))
 
     # Requests
@@ -332,6 +335,8 @@ class Connection(asyncio.BufferedProtocol):
                     timer.cancel()
                 self._on_broken()
             case Call.ABORT:
+                # None first: nothing may be sent after this, and `abort` ends the connection only
+                # later.
                 transport, self._transport = self._transport, None
                 if transport is not None:
                     transport.abort()

@@ -27,6 +27,7 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),
     # Bookies are contacted directly, even if the environment sets a web proxy.
     ("grpc.enable_http_proxy", 0),
+    # Else a new channel to an address would share the back-off of the one that it replaces.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -86,6 +87,7 @@ class ControlClient:
                         ranges.add(each.first_entry_id, each.last_entry_id)
                         end = each.last_entry_id
             finally:
+                # If the list is not read to its end, the bookie would go on sending it.
                 call.cancel()
         if not pages:
             raise BookieUnavailableError(f"{bookie}: it ended the list before its first page")
@@ -132,6 +134,7 @@ class ControlClient:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         credentials = None if self._tls is None else self._tls.channel_credentials()
+        # A channel keeps the certificates that it was made with: new ones need new channels.
         if credentials is not self._credentials:
             self._credentials = credentials
             for known in list(self._channels):

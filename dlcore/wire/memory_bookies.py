@@ -99,6 +99,7 @@ class MemoryBookie:
         entry = decode_frame(frame)
         _check_at_least(0, ledger_id=entry.ledger_id, entry_id=entry.entry_id)
         ledger = self._ledger(entry.ledger_id)
+        # A recovery writes entries back after it has fenced the ledger.
         if not is_recovery:
             if ledger.is_fenced:
                 raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced on {self.bookie}")
@@ -188,6 +189,7 @@ class MemoryBookie:
 
     def wake(self) -> None:
         """Make followers check the connection and the stored entries."""
+        # The old one stays set, so that a follower which took it before its look misses nothing.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -307,6 +309,7 @@ class MemoryBookieClient(BookieClient):
         next_entry_id = first_entry_id
         last: tuple[int, bool] | None = None
         while True:
+            # Before the look, so that a change behind it is not missed.
             change = here.next_change
             update = here.follow_update(ledger_id, next_entry_id)
             known = (update.last_add_confirmed, update.fenced)

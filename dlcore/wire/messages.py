@@ -529,6 +529,8 @@ def _decode_add(header: Header, fields: Buffer, payload: memoryview) -> Message:
 
 
 def _decode_chunk(header: Header, fields: Buffer, payload: memoryview) -> Message:
+    # A frame that is too short is damage of one entry, which the caller finds; the connection is
+    # sound.  An ADD with such a frame is refused instead.
     return Chunk(header.request_id, split(fields, payload, bytes_min=0), bool(header.flags))
 
 

@@ -1,4 +1,4 @@
-"""The receiving half of both ends: memory for bytes, whole frames, and patience with silence.
+"""The receiving half of both ends: memory for bytes, whole frames, and the limit of silence.
 
 Small frames come through a scratch buffer that all connections of an event loop may share: between
 `get_buffer` and `received` no other connection uses it.  A big payload gets memory of its exact
@@ -252,7 +252,7 @@ LEAST_S = 0.001
 
 
 class Keepalive:
-    """One end's patience with the other: after `silence_s` without a byte the other is given up.
+    """How long one end hears nothing of the other: after `silence_s` it gives the other up.
 
     An end that receives nothing for half of that time sends a PING, and waits as long again.  The
     other side answers at once, whatever else it does.  Silence therefore means that it is frozen,

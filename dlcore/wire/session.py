@@ -96,6 +96,7 @@ if TYPE_CHECKING:
 
 W = TypeVar("W")
 R = TypeVar("R")
+"""The type by which the caller knows a read."""
 Read: TypeAlias = ReadLac | ReadHeld | ReadEntry | ReadEntries | Follow
 
 
@@ -358,6 +359,7 @@ class ClientEnd(Generic[W, R]):
         return Brought(read.read, message)
 
     def _check_sent(self, request_id: int) -> None:
+        # Ids ascend, so this also admits late answers to requests that were given up.
         if not 0 < request_id < self._next_id:
             raise WireError(f"an answer to request {request_id}, which was never sent")
 
@@ -375,8 +377,6 @@ _BACKLOG_FACTOR = 4
 """A session holds at most this many times the ledger client's own limits on pending adds."""
 UNSENT_BYTES_HIGH = 4 * MIB
 """Bytes that the transport holds unsent; beyond this writes wait in the queue."""
-
-"""The type by which the caller knows a read."""
 
 
 class SessionState(State):
@@ -659,6 +659,7 @@ class PendingWrites:
         writes = [*self._sent.values(), *map(_as_sent, self.queue)]
         self._sent.clear()
         self.queue.clear()
+        # A copy for each, because each caller that raises it adds its own traceback.
         return [self.refuse(write, copied(error)) for write in writes]
 
     def validate(self) -> None:
@@ -726,6 +727,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
                 self._is_flush_due = False
                 return self._flush()
             case Taken(read, size_bytes):
+                # Id 0 belongs to no read: one that was not sent has no window to give back.
                 return self._send(self._end.take(self._ids.get(read, 0), size_bytes))
             case Ask(request, read):
                 return self._ask(request, read)
@@ -951,6 +953,7 @@ class ClientSession(Machine[SessionState], Generic[R]):
         if self.state in _OVER:
             return []
         had_none = self.state is _CONNECTING
+        # Without a connection no `Lost` will come that could end the state BROKEN.
         self._become(_CLOSED if had_none else _BROKEN)
         reads = [*self._end.reads, *self._unasked]
         self._unasked.clear()

@@ -128,8 +128,10 @@ print(asyncio.run(work()))
 IN_DELTA = """
 from pathlib import Path
 from deltalake import DeltaTable
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 (folder,) = (found.parent for found in Path({folder!r}).rglob("_delta_log"))
-print(DeltaTable(folder).to_pyarrow_table()["value"].to_pylist())
+files = SubTreeFileSystem(str(folder), LocalFileSystem())
+print(DeltaTable(folder).to_pyarrow_table(filesystem=files)["value"].to_pylist())
 """
 IN_ICEBERG = """
 from pyiceberg.catalog import load_catalog
@@ -207,15 +209,19 @@ def environment_in(folder: Path, python: Path) -> dict[str, str]:
 
 def run(python: Path, program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a program with nothing of this environment on its path."""
-    return subprocess.run(
-        [str(python), "-c", program],
-        cwd=folder,
-        env=environment_in(folder, python),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    try:
+        return subprocess.run(
+            [str(python), "-c", program],
+            cwd=folder,
+            env=environment_in(folder, python),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+    except subprocess.TimeoutExpired as late:
+        text = f"not ended after 200 s; it printed {late.stdout!r} and {late.stderr!r}"
+        raise AssertionError(text) from late
 
 
 @pytest.fixture

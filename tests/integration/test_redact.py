@@ -29,6 +29,7 @@ from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.s3 import s3_server
+from tests.fixtures.table_readers import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +188,7 @@ async def _check_table(namespace: DirectNamespace, scene: Scene) -> None:
     url = f"{scene.tier}/{namespace.log_context.cluster_id}/{log.log_id}"
     rows = _redacted(await _read(namespace, "clicks"))
     for count in (ROWS, 2 * ROWS):
-        table = DeltaTable(url).to_pyarrow_table(columns=["_sequence_id", *SCHEMA.names])
+        table = rows_of(DeltaTable(url), ["_sequence_id", *SCHEMA.names])
         assert table.sort_by("_sequence_id").to_pylist() == [
             {name: row[name] for name in ("_sequence_id", *SCHEMA.names)} for row in rows[:count]
         ]

@@ -348,7 +348,7 @@ class Recoverer(_Client):
         if message.kind == "missing":
             return self._hear(Missing(message.entry_id, position))
         assert isinstance(message.data, bytes)
-        return self._hear(Found(decode_frame(message.data)))
+        return self._hear(Found(decode_frame(message.data), position))
 
     def _on_answer(self, answer: Answer) -> Sequence[Message]:
         call, self._call = self._call, None

@@ -26,6 +26,7 @@ from deltalake.table import TableMerger
 from pyspark.errors import StreamingQueryException
 
 from tests.fixtures.spark import ROOT, spark_environment
+from tests.fixtures.table_readers import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,7 @@ class Changes:
 
 def rows_in(folder: Path) -> dict[int, tuple[str | None, float | None, int]]:
     """Return the rows of a table by their keys."""
-    found = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    found = rows_of(DeltaTable(folder)).to_pylist()
     rows = {each["id"]: (each["city"], each["amount"], each["_sequence_id"]) for each in found}
     assert len(rows) == len(found)
     return rows

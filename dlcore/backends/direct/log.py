@@ -261,6 +261,7 @@ class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, Distribut
         if self._config.lock_enabled:
             lock = await self._acquire(turns=turns, asks=not turns)
         try:
+            # The namespace may have been closed during the wait for the lock.
             self._require_open()
             config = self._config
             return await open_locked(self._context, self._log, lock, config, custom, extension)
@@ -383,6 +384,7 @@ class DirectLog(DirectContents, DirectSubscriptions, DirectDefinition, Distribut
             read_head = partial(self._context.logs.read, self._log)
             await delete_log(self._context, lock, self._log, read_head)
         except LogRenamedError:
+            # A `LogNotFoundError` as well, but the log exists under another name.
             raise
         except LogNotFoundError:
             logger.info("log=%s is deleted", self.name)

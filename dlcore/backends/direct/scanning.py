@@ -55,6 +55,7 @@ async def scan_part(
         except (LedgerNotFoundError, LedgerReadError, BookieError) as error:
             left = rest if last_entry_id is None else rest.after_entry(last_entry_id)
             if left is None:
+                # The failure came behind the last entry that is wanted.
                 return
             if fresh_context is None:
                 raise

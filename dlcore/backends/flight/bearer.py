@@ -56,6 +56,7 @@ class Bearer:
 
         Raises: as `token`.
         """
+        # Another call may have renewed it meanwhile.
         if self._token == refused:
             self._renew()
         return self._token != refused
@@ -94,6 +95,7 @@ def token_file(path: str) -> Callable[[], str]:
         try:
             return Path(path).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
+            # `from None`, because `UnicodeDecodeError` holds the bytes of the token.
             raise ConfigurationError(
                 f"token_file={path!r}: expected a readable file with a token: "
                 f"{type(error).__name__}"

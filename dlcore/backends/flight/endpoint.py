@@ -115,6 +115,7 @@ def _trusting_all() -> ssl.SSLContext:
 
 
 def _is_plain(found: bytes | ssl.SSLError | None) -> bool:
+    # An alert comes from a server that speaks TLS, and has refused us.
     return isinstance(found, ssl.SSLError) and "ALERT" not in (found.reason or "")
 
 
@@ -130,6 +131,7 @@ async def _first_byte(address: str, context: ssl.SSLContext) -> bytes | ssl.SSLE
                 return await reader.read(1)
             finally:
                 writer.transport.abort()
+    # It closed the connection without a word of TLS, as a stopping server does.
     except ssl.SSLEOFError:
         return None
     except ssl.SSLError as error:

@@ -96,12 +96,12 @@ class FlightStagingWriter(StagingWriter):
         self._attempts = Attempts(self._calls, self._target.staging, self._patience_s)
 
     @override
-    async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+    async def _write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         for log, batch in parts:
-            await self.write_batch(log, batch)
+            await self._write_batch(log, batch)
 
     @override
-    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+    async def _write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         self._require_open()
         self._calls.require_open()  # records may be kept for long before they are sent
         schema = batch.schema.remove_metadata()
@@ -147,6 +147,7 @@ class FlightStagingWriter(StagingWriter):
     async def _send_kept(self, kept: list[bytes]) -> None:
         """Open streams until one has taken all kept records."""
         while self._call is None:
+            self._require_open()
             self._call = call = self._attempts.begin()
             try:
                 await write(call, first_message(self._target, self._schema))
@@ -162,6 +163,7 @@ class FlightStagingWriter(StagingWriter):
                 await self._attempts.failed(end)
 
     async def _write(self, message: bytes) -> None:
+        # The proxy has ended the stream early: its reason is better than that of a failed write.
         if self._heard().done():
             self._heard().result()
         for part in self._parts(message):
@@ -194,12 +196,12 @@ class FlightStagingWriter(StagingWriter):
             await end_tasks(answer)
 
     @override
-    async def begin_round(self, number: int) -> None:
+    async def _begin_round(self, number: int) -> None:
         self._require_open()
         self._target = structs.replace(self._target, round=number)
 
     @override
-    async def stage(self) -> list[StagedExtent]:
+    async def _stage(self) -> list[StagedExtent]:
         self._require_open()
         if self._schema is None:
             return []
@@ -230,14 +232,13 @@ class FlightStagingWriter(StagingWriter):
         )
 
     @override
-    async def discard(self) -> None:
+    async def _discard(self) -> None:
         await self._end_call()
         self._forget()
 
     @override
-    async def aclose(self, *, delete: bool = False) -> None:  # proxies delete by themselves
-        self._end()
-        await self.discard()
+    async def _aclose(self, *, delete: bool) -> None:  # proxies delete by themselves
+        await self._discard()
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

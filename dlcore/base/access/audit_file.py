@@ -14,6 +14,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -91,6 +92,7 @@ class AuditFile:
     def _last_digest(self) -> str:
         """Return the digest of the last whole line; cut off a line that a crash left unfinished."""
         size = os.fstat(self._file).st_size
+        # The last whole line, and a torn one behind it, are no longer than this together.
         start = max(0, size - 2 * LINE_BYTES_MAX)
         data = os.pread(self._file, size - start, start)
         whole, end, torn = data.rpartition(b"\n")
@@ -160,6 +162,7 @@ class AuditFile:
                 self._rotate()
             self._write(data)
         except OSError as error:
+            # The lost line is no part of the chain: the next one follows the line before it.
             self._chain.digest = digest
             self._fail(error)
             return
@@ -171,6 +174,7 @@ class AuditFile:
     def _write(self, data: bytes) -> None:
         written = os.write(self._file, data)
         if written < len(data):
+            # The next line would continue this part of one, and the chain would be broken.
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError(f"{written} of {len(data)} bytes of a line were written")
 
@@ -187,13 +191,16 @@ class AuditFile:
     def _rotate(self) -> None:
         os.fsync(self._file)
         full = self._path.with_name(f"{self._path.name}.{self._now():%Y%m%dT%H%M%S.%f}")
-        self._path.rename(full)
+        with contextlib.suppress(FileNotFoundError):  # renamed by an attempt that opened no other
+            self._path.rename(full)
+        # Before the old one is closed, so that after an error there is still a file to write.
         file = self._open()
         os.close(self._file)
         self._file = file
 
     async def _sync(self) -> None:
         await asyncio.sleep(_SYNC_S)
+        # Before the call: a line that is written during it needs another one.
         self._is_synced = True
         try:
             await asyncio.to_thread(os.fdatasync, self._file)

@@ -140,7 +140,8 @@ class Capability:
 
     def grant_for(self, reach: Reach) -> Grant | None:
         """Return the grant that has the ledger and entries of `reach`, whatever its rights."""
-        # No grant of these has more fields that are equal, so the last one that begins before.
+        # Grants ascend and do not overlap: only the last one that begins at or before the first
+        # entry can have it.
         at = bisect_right(self.grants, (reach.ledger_id, reach.first_entry_id, ID_MAX + 1)) - 1
         if at < 0:
             return None

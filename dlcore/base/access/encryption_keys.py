@@ -98,7 +98,7 @@ def _source_of(where: str) -> KeySource[MasterKeys]:
 
 
 def _output_of(command: list[str]) -> bytes:
-    """Return what a command prints.  Raises: OSError: it fails, also if it takes too long."""
+    """Return what a command prints.  Raises: OSError: it fails, is late, or prints too much."""
     try:
         ran = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_S, check=False
@@ -108,4 +108,6 @@ def _output_of(command: list[str]) -> bytes:
     if ran.returncode:
         reason = ran.stderr.decode(errors="replace").strip()[-500:]
         raise OSError(f"exit code {ran.returncode}: {reason}")
-    return ran.stdout[:SIZE_BYTES_MAX]
+    if len(ran.stdout) > SIZE_BYTES_MAX:
+        raise OSError(f"it prints more than {SIZE_BYTES_MAX} bytes")
+    return ran.stdout

@@ -86,11 +86,16 @@ class KeyFile(Generic[KeysT]):
                         f"keys in {self._path}: expected a file that only its owner and group may "
                         "read (chmod o= FILE)"
                     )
-                return file.read(SIZE_BYTES_MAX)
+                content = file.read(SIZE_BYTES_MAX + 1)
         except OSError as error:
             raise ConfigurationError(
                 f"keys in {self._path}: expected a readable file: {error}"
             ) from error
+        if len(content) > SIZE_BYTES_MAX:
+            raise ConfigurationError(
+                f"keys in {self._path}: expected {SIZE_BYTES_MAX} bytes at most, the file has more"
+            )
+        return content
 
     async def aclose(self) -> None:
         """Do nothing: the file is not open."""
@@ -138,6 +143,7 @@ class KeyTeller(Generic[KeysT]):
                 return
             self._asked_s = steady_s()
             self._asking = self._tasks.start(self._update(), name=f"asking {self._where}")
+        # A caller that is cancelled must not cancel what others wait for.
         await asyncio.wait([self._asking])
 
     async def _update(self) -> None:

@@ -258,6 +258,7 @@ class Rules:
         found = [rule for rule in self._rules_of(principal) if rule.covers(demand.log)]
         if any(rule.deny and demand.right in rule.rights for rule in found):
             return Verdict.DENIED
+        # With any right on a log its name is known already.
         includes = demand.right is Right.DESCRIBE
         if any(not rule.deny and (includes or demand.right in rule.rights) for rule in found):
             return Verdict.ALLOWED

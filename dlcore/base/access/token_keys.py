@@ -67,6 +67,7 @@ def fetch(url: str) -> bytes:
         error.close()  # it is the answer, too
         raise
     with answer:
+        # read1 returns what has come: a server that sends byte by byte is seen to take too long.
         while chunk := answer.read1(_CHUNK_BYTES):
             found += chunk
             if len(found) > SIZE_BYTES_MAX or steady_s() - begun_s > ANSWER_S:

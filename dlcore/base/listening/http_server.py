@@ -168,6 +168,7 @@ class HttpServer(AsyncClosing):
         for each in left:
             if each is not None:
                 each.abort()  # TLS waits for the caller to say goodbye
+        # A connection that was aborted is reported as lost in the next turn of the loop.
         await asyncio.sleep(0)
 
     async def _renew(self, listener: Listener) -> None:

@@ -65,6 +65,7 @@ class Listener:
         context = self._tls and self._tls()
         if context is self._context:
             return
+        # Duplicates, because `close` closes the sockets of the servers before.
         servers = [await self._serve(context, sock=each.dup()) for each in self.sockets]
         self.close()
         self._context, self._servers = context, servers

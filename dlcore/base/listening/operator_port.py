@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 TRIAL_PAUSE_S = 10.0
 """A trial's result is the answer for this time."""
+# Less than the time of a request (`HttpBounds.request_s`), so that the caller gets the reason.
 _TRIAL_S = 8.0
 
 INFO = gauge("build_info", "1, with the version and the role of the process", "role", "version")

@@ -248,6 +248,7 @@ class LedgerStore:
         names = await self._store.get_children(ledgers)
         idgen = self._paths.ledger_idgen.rpartition("/")[2]
         highs = _numbers(ledgers, [name for name in names or () if name != idgen])
+        # Only these have no fixed width: the names below them are in order as they come.
         for high in sorted(highs, key=int):
             if id_of(str(int(high) + 1), "0", "0") <= first:
                 continue

@@ -243,6 +243,7 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True):
 def write_set(quorum: QuorumConfig, entry_id: int) -> tuple[int, ...]:
     """Return the ensemble positions that store `entry_id` (round-robin striping)."""
     assert entry_id >= 0
+    # As BookKeeper's RoundRobinDistributionSchedule stripes entries.
     return tuple((entry_id + i) % quorum.ensemble_size for i in range(quorum.write_quorum_size))
 
 

@@ -147,6 +147,7 @@ class Conduct:
             record = self._records[bookie] = _Record(now)
         windows = (now - record.window_since) // self._config.window_s
         if windows >= 1:
+            # Two windows count, so that a bookie does not become good at the boundary between them.
             is_next = windows < 2
             record.failures_before = record.failures if is_next else 0
             record.successes_before = record.successes if is_next else 0
@@ -222,8 +223,8 @@ class ReplacementSearch:
         Args:
             registered: the writable bookies.
             members: the last ensemble.
-            stuck_entry: the first unconfirmed entry, if some entry cannot reach Qa.  Each new
-                stuck entry gets the whole patience: entries were confirmed in between.
+            stuck_entry: the first unconfirmed entry, if some entry cannot reach Qa.  The time
+                that it may wait begins anew with each other one: some were confirmed meanwhile.
             now: the time.
         """
         conduct = self._conduct
@@ -235,14 +236,17 @@ class ReplacementSearch:
             return Choice(usable, [each for each in registered if back and back(each, now)])
         readmitted = [each for each in registered if conduct.is_last_hope(each, now)]
         # While a member is tried once more, it may still answer, and nothing counts as stuck.
-        # That is no progress: if patience began anew after each trial, it would never end.
+        # That is no progress: if the time began anew after each trial, it would never end.
         if stuck_entry != self._stuck_entry:
             self._stuck_entry, self._stuck_since = stuck_entry, now
             self._stuck.succeeded()
         pause_s = max(self._stuck.pause_s, _STUCK_S)
         may_wait = now + pause_s <= self._stuck_since + self._patience_s
+        # Another bookie that behaves is there, or the time is over: leave out those that rest.
         if not may_wait or not set(usable).issubset(members):
             return Choice(usable, readmitted, may_wait=may_wait)
+        # Only bookies that failed a moment ago are left, and one of them is better than none. If
+        # all are members, none can join, and `look_later` gives the pause.
         is_all_members = set(registered).issubset(members)
         return Choice(
             registered,

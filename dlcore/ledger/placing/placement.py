@@ -271,6 +271,7 @@ class _Racks:
         needed: int,
     ) -> None:
         size = len(racks)
+        # If a write set is the whole ensemble, all of them are the same set: it counts once.
         starts = range(size) if write_quorum_size < size else range(1)
         self.needed = needed
         self._racks = racks

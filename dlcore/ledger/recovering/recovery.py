@@ -137,9 +137,10 @@ class FenceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Event: a bookie gave a valid copy of an entry."""
+    """Event: the bookie at `position` gave a valid copy of an entry."""
 
     entry: EntryFrame
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,23 +287,32 @@ def answer_to(
     if isinstance(answer, DLError):
         return Unknown(entry_id, position, answer)
     try:
-        return Found(decode_frame(answer, ledger_id=ledger_id, entry_id=entry_id))
+        return Found(decode_frame(answer, ledger_id=ledger_id, entry_id=entry_id), position)
     except DLError as damage:
         return Unknown(entry_id, position, damage)
 
 
 @dataclass(slots=True)
 class _Read:
-    """The answers of the write set of one entry."""
+    """The answers of the write set of one entry, by position.
 
-    copies: list[EntryFrame] = field(default_factory=list)
+    A bookie may answer twice: an entry is asked for again when a claim was checked with it before.
+    Its second answer must not count as another bookie's.
+    """
+
+    copies: dict[int, EntryFrame] = field(default_factory=dict)
     noes: set[int] = field(default_factory=set)
     unknown: dict[int, DLError] = field(default_factory=dict)
 
     @property
     def answers(self) -> int:
         """How many bookies answered."""
-        return len(self.copies) + len(self.noes) + len(self.unknown)
+        return len(self.copies.keys() | self.noes | self.unknown.keys())
+
+    @property
+    def first_copy(self) -> EntryFrame:
+        """The copy that came first."""
+        return next(iter(self.copies.values()))
 
     def is_refuted(self, quorum: QuorumConfig) -> bool:
         """Return whether so many bookies lack the entry that fewer than Qa can ever have it."""
@@ -313,7 +323,7 @@ class _Read:
         if not self.copies:
             return ""
         return (
-            f" ({len(self.copies)} copies count {self.copies[0].ledger_bytes} bytes of the ledger "
+            f" ({len(self.copies)} copies count {self.first_copy.ledger_bytes} bytes of the ledger "
             f"and do not follow on the {bytes_before} before them)"
         )
 
@@ -322,12 +332,13 @@ class _Read:
 
         A copy that an ack quorum holds is returned in any case: it may have been acknowledged.
         """
-        for copy in self.copies:
+        copies = self.copies.values()
+        for copy in copies:
             if bytes_before is None or copy.ledger_bytes == bytes_before + len(copy.body):
                 return copy
         # None follows the bytes before it.  One such copy alone proves nothing, even with Qa = 1.
-        for copy in self.copies:
-            same = sum(bytes(each.data) == bytes(copy.data) for each in self.copies)
+        for copy in copies:
+            same = sum(bytes(each.data) == bytes(copy.data) for each in copies)
             if same >= max(ack_quorum_size, 2):
                 return copy
         return None
@@ -473,8 +484,8 @@ class LedgerRecovery(Machine[RecoveryState]):
             case FenceFailed(position, error):
                 self._fences.errors[position] = error
                 return self._after_fence_answer()
-            case Found(entry):
-                return self._found(entry)
+            case Found(entry, position):
+                return self._found(entry, position)
             case Missing(entry_id, position):
                 return self._missing(entry_id, position)
             case Unknown(entry_id, position, error):
@@ -590,6 +601,7 @@ class LedgerRecovery(Machine[RecoveryState]):
             self._before.size_bytes = 0
         elif start >= self._ensemble.first_entry_id:  # an earlier ensemble stores the others
             self._before.anchor = start
+            # Its frame counts the bytes up to it, and by that the first copy is judged.
             effects += self._reads.begin(start, self._pinned)
         return effects + self._read_ahead()
 
@@ -597,14 +609,15 @@ class LedgerRecovery(Machine[RecoveryState]):
         if self.state is RecoveryState.CHECKING:
             last = min(self._claim.lac, self._next_entry - 1 + self._reads.ahead_max)
         else:
+            # From what is written back, not from what is read: entries wait in memory until then.
             last = self._written + self._reads.ahead_max
         return self._reads.up_to(last, self._pinned)
 
-    def _found(self, entry: EntryFrame) -> list[Effect]:
+    def _found(self, entry: EntryFrame, position: int) -> list[Effect]:
         read = self._reads.open.get(entry.entry_id)
         if read is None:
             return []
-        read.copies.append(entry)
+        read.copies[position] = entry
         return self._decide()
 
     def _missing(self, entry_id: int, position: int) -> list[Effect]:
@@ -676,7 +689,7 @@ class LedgerRecovery(Machine[RecoveryState]):
         if not read.copies and read.answers < self._pinned.quorum.write_quorum_size:
             return False
         if read.copies:
-            self._before.size_bytes = read.copies[0].ledger_bytes
+            self._before.size_bytes = read.first_copy.ledger_bytes
         del self._reads.open[self._before.anchor]
         self._before.anchor = None
         return True
@@ -686,6 +699,7 @@ class LedgerRecovery(Machine[RecoveryState]):
         self._written, self._ensembles = last_entry_id, ensembles
         if self.state is RecoveryState.WRITING_BACK:
             return self._finish()
+        # An entry that was written back makes room for another one to be read.
         return self._read_ahead() if self.state is RecoveryState.READING else []
 
     def _finish(self) -> list[Effect]:

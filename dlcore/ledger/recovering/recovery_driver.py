@@ -131,6 +131,7 @@ class _Recoverer:
 
     def _write_back(self, entry: EntryFrame) -> None:
         assert self._writer is not None
+        # The writer ends with its first failure, but recovered entries may still come behind it.
         error = self._writer.appender.error
         if error is None:
             self._writer.append(AppendRecovered(entry), partial(self._on_answer, entry.entry_id))

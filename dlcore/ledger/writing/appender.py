@@ -108,6 +108,7 @@ class InFlight:
 
     def wake_first(self) -> None:
         """Wake the first writer in the queue to check again."""
+        # Only the first: it wakes the next one when it leaves, so that no writer passes another.
         for first in self.line:
             first.wake()
             return
@@ -135,6 +136,7 @@ class Share:
     def may_append(self) -> bool:
         """Return whether the writer may append an entry now; if not, it is in the queue now."""
         total = self._total
+        # A writer with nothing in flight must not wait: no answer of its own would ever make room.
         if self._entry_count == 0 or (total.has_room and next(iter(total.line), self) is self):
             return True
         total.line.setdefault(self)
@@ -650,6 +652,8 @@ class AddWindow:
         add = self.adds.get(first)
         while add is not None and len(add.acks) >= needed:
             self.last_add_confirmed = add.entry_id
+            # A change begins at LAC + 1.  A confirmed entry stays with the old members, so joining
+            # bookies owe no copy of it.
             self.copies_left -= len(add.owed)
             add.owed.clear()
             self.confirmed_bytes = add.ledger_bytes
@@ -673,6 +677,7 @@ class AddWindow:
 
     def can_confirm(self, add: Add, failed: Collection[int]) -> bool:
         """Whether Qa bookies hold the entry, or may still answer that they do."""
+        # An acknowledgement counts even if its bookie failed later: the entry is durable there.
         hopeful = add.acks.union(p for p in add.waiting if p not in failed)
         return len(hopeful) >= self._ack_quorum_size
 
@@ -715,11 +720,16 @@ class AddWindow:
     ) -> list[Effect]:
         """Wait for the new bookies at the positions `changed`; their copies count as acks."""
         effects: list[Effect] = []
+        # A copy, because `release` deletes entries.
         for add in list(self.adds.values()):
             for position in changed:
+                # Confirmed entries too: nothing else would end their wait for a bookie that is
+                # gone, and the window would keep their frames for ever.
                 add.waiting.pop(position, None)
             if add.entry_id > self.last_add_confirmed:
                 positions = [p for p in self.positions(add.entry_id) if p in changed]
+                # The metadata will name the new bookies, and a recovery asks only those: what the
+                # replaced ones hold no longer counts.
                 add.acks.difference_update(changed)
                 add.acks.update(p for p in positions if bookies[p] in add.copied)
                 effects += add.send(positions, bookies, failed)
@@ -892,6 +902,7 @@ class LacPublication:
         self, lac: int, members: Sequence[BookieId], bookies: Iterable[BookieId]
     ) -> list[Effect]:
         """Send the LAC to `bookies`; other members keep the LAC that was already due for them."""
+        # By the members of now: a bookie that was replaced gets no more messages.
         due = {each: self._due[each] for each in members if each in self._due}
         self._due = due | dict.fromkeys(bookies, lac)
         return self._send(self._due)
@@ -935,6 +946,7 @@ class _Outage:
 
     def pause_s(self, error: DLError, now: float) -> float | None:
         """Note a failure; return the pause before asking again, None if asking is over."""
+        # Only the first failure of an outage sets the limit; else each one would extend it.
         if self._backoff.pause_s == 0.0:
             self._until = now + METADATA_PATIENCE_S
         pause_s = self._backoff.failed(now)
@@ -977,6 +989,7 @@ class LedgerAppender(Machine[AppenderState]):
     ) -> None:
         assert metadata.state is not LedgerState.CLOSED
         self.metadata = metadata
+        # Also for a change that was given up: the next write needs the version that is stored.
         self.version = version
         self.state = _STEADY
         self.error: DLError | None = None
@@ -1005,6 +1018,7 @@ class LedgerAppender(Machine[AppenderState]):
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
         """Take one event; late and repeated answers do no harm."""
         match event:
+            # The most frequent ones first, because the cases are tried one after the other.
             case AddSucceeded():
                 return self._add_succeeded(*event)
             case Append(body):
@@ -1049,6 +1063,8 @@ class LedgerAppender(Machine[AppenderState]):
             case LedgerClosed(metadata):
                 return self._closed(metadata)
             case Fail(error):
+                # While the end is being stored, or recovered, the caller of the close waits too,
+                # and must be answered.
                 if self.state not in _ENDING:
                     return self._fail(error)
                 self._become(_FAILED)
@@ -1064,6 +1080,7 @@ class LedgerAppender(Machine[AppenderState]):
         window, replacements = self.window, self._replacements
         failed = replacements.failed
         effects = add.send(window.positions(add.entry_id), replacements.members, failed)
+        # Another write set than those before: the members that are left may be too few for it.
         if self.state is _SHORT and not window.can_confirm(add, failed):
             effects += self._look()
         return effects
@@ -1087,12 +1104,16 @@ class LedgerAppender(Machine[AppenderState]):
 
     def _add_failed(self, event: AddFailed) -> list[Effect]:
         entry_id, position, bookie, error, now = event
+        # Before the check that the answer is awaited: even one that comes too late proves that
+        # another client has taken the ledger.
         if isinstance(error, LedgerFencedError):
             return self._fail(error)
         add = self.window.adds.get(entry_id)
         if add is None or not add.awaits(position, bookie):
             return []
         if isinstance(error, BookieOverloadedError):
+            # The bookie is sound, and will probably take the entry soon.  To replace it would cost
+            # copies of all that is not confirmed.
             pause_s = add.pause_s(bookie, now, self._replacements.overload_patience_s)
             if pause_s is not None:
                 return [After(pause_s, AddDue(entry_id, position, bookie))]
@@ -1102,6 +1123,7 @@ class LedgerAppender(Machine[AppenderState]):
             replacements.unfit[bookie] = error
         noted = NoteFailure(entry_id, bookie, error, is_refusal)
         if add.owes(position, bookie):
+            # The search begins anew.  It leaves this bookie out, which rests after its failure.
             replacements.give_up()
             window.drop_copies()
             self._become(_LOOKING)
@@ -1111,6 +1133,7 @@ class LedgerAppender(Machine[AppenderState]):
             # Every bookie would answer the same.  In recovery it is one bookie with other bytes.
             return [noted, *self._fail(error)]
         window.release(add)
+        # The search for a replacement is on already; only an entry that lacks Qa would hasten it.
         if position in replacements.failed and window.can_confirm(add, replacements.failed):
             return [noted]
         replacements.fail(position, bookie, error)
@@ -1123,8 +1146,10 @@ class LedgerAppender(Machine[AppenderState]):
         confirmed = self.window.confirm()
         if confirmed is None:
             return []
+        # If callers appended in response last time, they will again, and that add carries the LAC.
         effects = [] if self._lac.is_answered else self._tell(Signal.TELL_LAC)
         effects.append(confirmed)
+        # The entries that were confirmed just now may have been the last that lacked copies.
         if self._replacements.joining:
             effects += self._plan_if_copied()
         if self._closing is not None:
@@ -1178,6 +1203,8 @@ class LedgerAppender(Machine[AppenderState]):
         choice = replacements.search.choose(
             event.bookies,
             members=replacements.members,
+            # Not the entry that is stuck: this number rises with every confirmation, and by that
+            # the search sees progress, after which its time begins anew.
             stuck_entry=None if stuck is None else self.window.last_add_confirmed + 1,
             now=event.now,
         )
@@ -1192,6 +1219,7 @@ class LedgerAppender(Machine[AppenderState]):
         if not replacements.choose(event, self.metadata.quorum.write_quorum_size):
             return self._go_on_without(choice.readmitted, may_wait=choice.may_wait, now=event.now)
         self._become(_COPYING)
+        # A recovery changes its ensemble in memory only, and `move` sends the entries then.
         effects = [] if self._is_recovery else self.window.copy_to(replacements.joining)
         return effects + self._plan_if_copied()
 
@@ -1258,14 +1286,17 @@ class LedgerAppender(Machine[AppenderState]):
             assert planned is not None
             if metadata.state is not LedgerState.OPEN:
                 return self._fail(_taken(metadata))
+            # The answer was lost, but the change was stored.
             if metadata.last_ensemble != self.metadata.last_ensemble:
                 return self._change_stored(metadata)
             self.metadata = metadata
+            # Auto-recovery replaced a bookie of an earlier ensemble, which raised the version.
             return self._plan(metadata, planned.last_ensemble.bookies)
         if self.state is not _STORING:
             return []
         if metadata.state is LedgerState.OPEN:
             return [StoreMetadata(window.closed(metadata), version)]
+        # This writer's own write, or a recovery that found the same end: nothing is lost.
         if metadata.state is LedgerState.CLOSED and metadata.last_entry_id == last:
             return self._closed(metadata)
         self._become(_FAILED)
@@ -1297,6 +1328,7 @@ class LedgerAppender(Machine[AppenderState]):
             return [After(pause_s, Signal.READ_DUE)]  # the metadata says whether it was stored
         if self.state is _CHANGING:
             return self._fail(error)
+        # Back to SEALED and not FAILED: all entries are confirmed, so the caller may try again.
         self._become(_SEALED)
         return self._close_failed(error)
 
@@ -1316,6 +1348,8 @@ class LedgerAppender(Machine[AppenderState]):
         self.metadata = metadata
         changed = self._replacements.replaced(new.bookies)
         effects = self.window.move(changed, new.bookies, self._replacements.failed)
+        # Only now: an entry may have lost acknowledgements by the move, and must not be confirmed
+        # by bookies that the metadata does not name.
         effects += self._confirm()
         effects += self._go_on_closing()
         return effects + self._look()
@@ -1334,6 +1368,7 @@ class LedgerAppender(Machine[AppenderState]):
         """Close, or seal, the ledger once nothing is left to wait for."""
         if self._closing is None or self.state in _ENDING:
             return []
+        # A recovery would be of no use: another client decides the end.
         if isinstance(self.error, TAKEN):
             return self._close_failed(self.error)
         if self.error is None and (not self.window.is_idle or self.state is _CHANGING):
@@ -1383,6 +1418,7 @@ class LedgerAppender(Machine[AppenderState]):
         """Assert all that holds between two events; tests call it after each."""
         state, window, replacements = self.state, self.window, self._replacements
         window.validate()
+        # A recovery may have closed the ledger with other bookies.
         assert state is _CLOSED or replacements.members == self.metadata.last_ensemble.bookies
         assert (replacements.planned is not None) == (state is _CHANGING)
         assert bool(replacements.joining) == (state in (_COPYING, _CHANGING))

@@ -90,6 +90,7 @@ class _Callers:
             self._calls.popleft()(None)
         if not self._is_due:
             self._is_due = True
+            # In a later turn: callers that append in response spare a LAC message of its own.
             asyncio.get_running_loop().call_soon(self._say)
 
     def fail(self, error: DLError) -> None:
@@ -205,6 +206,7 @@ class AppenderDriver:
     async def aclose(self) -> None:
         """Stop everything; answers to pending requests are ignored.  Idempotent."""
         self._is_closed = True
+        # Timers first: one that fired during the wait for tasks would feed the machine again.
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -267,6 +269,7 @@ class AppenderDriver:
             )
 
     def _feed_later(self, after_s: float, event: Event) -> None:
+        # A key of its own: equal events may wait at the same time.
         key = object()
         self._timers[key] = self._loop.call_later(after_s, self._on_due, key, event)
 
@@ -290,6 +293,7 @@ class AppenderDriver:
             self.handle(AddFailed(entry_id, position, bookie, error, self._loop.time()))
 
     def _on_lac(self, bookie: BookieId, lac: int, answer: asyncio.Future[None]) -> None:
+        # Looked at even if closed: asyncio reports an exception that was never retrieved.
         error = _error_of(answer)
         if not self._is_closed:
             self.handle(LacAccepted(bookie, lac) if error is None else LacFailed(bookie, error))

@@ -116,7 +116,7 @@ def after(state: DeltaState, data: bytes, app_id: str) -> DeltaState | None:
                 return None
         except (msgspec.MsgspecError, ValueError, LookupError, TypeError, AttributeError):
             return None
-    # A file's add and remove in one commit, which no program makes, would hide its fate.
+    # If one commit added and removed a file, it would be open which came last.  No program does so.
     if adds.keys() & gone:
         return None
     return state._replace(

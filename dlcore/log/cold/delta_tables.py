@@ -111,6 +111,7 @@ class DeltaTables:
             state = self._read_whole()
             if state is None:
                 return None
+        # Without it a later look could not know whether the table was made again.
         if state.commit:
             self._kept.put(self.url, state, files=len(state.files))
         self._version = state.version
@@ -272,6 +273,7 @@ class DeltaTables:
     def _add_fields(self, fields: Sequence[Field], position: Place) -> None:
         module = _library(self.url)
         with _delta_errors("adding columns to", self.url):
+            # As it was seen, so that a commit of another program since then is a conflict.
             table = module.DeltaTable(self.url, version=self._version, storage_options=OPTIONS)
             table.alter.add_columns(
                 list(_schema(module, fields).fields), **self._commit(module, position)
@@ -313,8 +315,10 @@ class DeltaTables:
                 app_transactions=[transaction.Transaction(self._app_id, number_of(position))],
                 # For people: it is in the history of the table.
                 custom_metadata={"dlog.end": str(boundary_of(position))},
+                # Else the library would put it behind commits of others, which were not looked at.
                 max_commit_retries=0,
             ),
+            # `tidy` does both, at its own time.
             "post_commithook_properties": transaction.PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False
             ),
@@ -357,6 +361,7 @@ class DeltaTables:
         Raises:
             ObjectStoreError: that failed, or it is not known; the newest version is not touched.
         """
+        # The newest version needs none of the earlier files once it has a checkpoint.
         await self.tidy()
         for name in before_last_checkpoint(await self._log_names()):
             await self._objects.delete(f"{self.url}/{DELTA.folder}/{name}")

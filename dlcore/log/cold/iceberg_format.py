@@ -56,7 +56,7 @@ _PROPERTIES = {
     "commit.manifest.target-size-bytes": str(2**18),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
-    # For programs that others let loose on the table: they keep what dlog keeps, and files.
+    # For maintenance by other programs: it keeps as many snapshots as dlog, and all files.
     "history.expire.min-snapshots-to-keep": str(SNAPSHOTS_KEPT),
     "gc.enabled": "false",
 }

@@ -2,8 +2,8 @@
 
 A file is written once, where there is none, and is on disk when its commit is asked for: the
 library's own files leave that to the system.  The library deletes manifests after a commit that the
-catalog refused; these files do not let it: a catalog also refuses the second one of two requests of
-which the first one's answer was lost.
+catalog refused.  Here they stay, because the commit may have been made: if the answer to a request
+is lost, the request is sent again, and the catalog refuses the second one.
 """
 
 from __future__ import annotations

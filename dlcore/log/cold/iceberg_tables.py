@@ -463,8 +463,8 @@ class IcebergTables:
             old = [each for each in metadata.snapshots if each.snapshot_id not in kept]
             if not old:
                 return []
-            # A manifest is in consecutive snapshots: what a kept one has, the oldest of them has,
-            # or one with a user's tag.
+            # A manifest is in consecutive snapshots.  If an old snapshot and one that is kept have
+            # it, the oldest one that is kept has it as well, or one with a user's tag.
             oldest = chain[: self._snapshots_kept][-1:]
             others = [each for each in kept if each not in chain[: self._snapshots_kept]]
             needed = {

@@ -310,7 +310,8 @@ class ObjectLayout:
             ObjectStoreError: the bytes are damaged.
         """
         try:
-            # A file that has these bytes only: of the others no memory is ever touched.
+            # The library wants a whole file.  The other bytes are never read, and the system
+            # gives no memory to pages of zeros that are not touched.
             whole = np.zeros(self._size_bytes, np.uint8)
             start = self.row_groups[number].start
             whole[start : start + len(data)] = np.frombuffer(data, np.uint8)

@@ -221,6 +221,7 @@ class ColdLedgers(ColdEntries):
         """
         from dlcore.log.cold.parquet import FactsCounter, ObjectLayout
 
+        # A layout that was kept must not stand in for the object that the store has now.
         self._layouts.pop(url, None)
         layout = (
             await self.layout_of(url, size_bytes)
@@ -229,6 +230,7 @@ class ColdLedgers(ColdEntries):
         )
         counter, end = FactsCounter(), 0
         for number, group in enumerate(layout.row_groups):
+            # From the end of the group before, so that no byte of the object stays unread.
             data = await self._read_as_sent(url, end, group.end, sent)
             rows = memoryview(data)[group.start - end :]
             for entry in await self.run(layout.decode, number, rows):

@@ -201,7 +201,8 @@ def sync_file(file: Path) -> None:
     """Bring a file to disk, and its entries in all folders above, which may be new as well.
 
     The library leaves that to the system; a store over the network answers when it has done so.
-    Nothing is new in a folder that this user may pass and not read, nor above it.
+    A folder that this user may not read was made by another one: neither it nor those above it
+    are new.
     """
     for path in (file, *file.parents):
         try:

@@ -28,6 +28,7 @@ Field: TypeAlias = dict[str, Any]
 CHECKPOINT_EVERY = 20
 """Commits after which a table is tidied, so that the next one costs the same."""
 FILES_PER_PART = 1_000
+# The product is 2**63: as one number, a position fits a signed integer of 64 bits.
 _ENTRIES_MAX = 2**32
 _SEGMENTS_MAX = 2**31
 _FILE = re.compile(r"(?P<lssn>\d{1,19})/\d{1,19}-[^/%]+-\d+-\d+\.parquet")

@@ -224,6 +224,7 @@ def _covered(body: BytesLike, header: EntryHeader, log_id: str) -> bytes:
     return b"".join((fields, stamp_of(body, header), log_id.encode()))
 
 
+# All entries of a writer have one key, up to a very great number: it is derived once.
 @lru_cache(maxsize=256)
 def _cipher(master: MasterKey, salt: bytes, log_id: str) -> AESGCM:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -27,6 +27,7 @@ PRODUCER_NAME_BYTES_MAX = 100
 GENERATED_PREFIX = "_"
 """Names of producers that begin with this were made for one writer, and are soon forgotten."""
 TOKEN_BYTES = 8
+# Kafka keeps transactional ids for as long (transactional.id.expiration.ms).
 PRODUCERS_KEPT_MS = 7 * 24 * 3600 * 1000
 """A log forgets producers that wrote nothing for this long."""
 KEPT_MS = 3600 * 1000

@@ -191,12 +191,15 @@ class _Draft:
         )
         path = self._paths.segment(lssn)
         exists = self._existing == lssn
+        # Any version: that of the head guards all nodes of the log.
         self._ops.append(Put(path, value, ANY_VERSION) if exists else Create(path, value))
         self._tail = []
         self.head = replace(self.head, segment=None)
 
     def finish(self) -> Change:
         if self.segment is not None:
+            # A chunk is written once, and an open extent is not final: the tail moves as a whole,
+            # when its last extent has ended.
             closed = self._tail[:-1] if self._tail and self._tail[-1].is_open else self._tail
             if len(closed) >= TAIL_EXTENTS_MAX and closed is self._tail:
                 self._move_to_chunk()
@@ -449,6 +452,8 @@ def plan_empty(paths: LogPaths, at: VersionedHead) -> tuple[Op, ...]:
 def plan_truncate(paths: LogPaths, at: VersionedHead, dlsn: DLSN) -> Change | None:
     """Truncate everything below `dlsn`, which is not beyond the log's end; None: no change."""
     head = at.head
+    # The end of the log is the end of its last segment.  Said as the next segment's beginning, it
+    # lets the removal take that one whole.
     if head.segment is None and dlsn == head.end_dlsn and head.max_lssn:
         dlsn = DLSN(head.max_lssn + 1, 0, 0)
     if dlsn <= head.first_active_dlsn:
@@ -552,6 +557,7 @@ def plan_delete(paths: NamespacePaths, log: LogMetadata, at: VersionedHead) -> t
     """
     require_name(log, at.head)
     own = paths.log_of(log.log_id)
+    # The head stays, for it names what the sweep of deleted logs has to remove.
     head = replace(at.head, deleted=True)
     return (
         Put(own.head, encode(head), at.version),

@@ -340,6 +340,7 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
             if found.log_id == self._log.log_id:
                 return self._end(ForkState.FORKED)  # the last attempt's answer was lost
             raise LogExistsError(f"log {self._log.name!r} exists")
+        # The whole head is compared: no other client writes this one, so it is our last attempt.
         if head is not None and head.value == self._attempted:
             return self._advance(head.version)
         if (None if head is None else head.version) != self._version:
@@ -349,6 +350,7 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
             self._steps[self._number].counts.items(), staged, strict=True
         ):
             known = decode_node(self._paths, ledger_id, node)
+            # Without an extent that refers to it the ledger may be removed at any moment.
             if known is None or not known.staged.extents:
                 return self._end(ForkState.OVERTAKEN)
             puts.append(known.put(replace(known.staged, extents=known.staged.extents + count)))
@@ -419,6 +421,7 @@ def _nodes_of(
     """Yield the nodes of all segments in order, each with its extents and the head after it."""
     for segment in segments:
         lssn, extents = segment.lssn, segment.extents
+        # One is subtracted, so that the tail is never empty: the head after it needs a last extent.
         count = (len(extents) - 1) // CHUNK_EXTENTS_MAX
         chunked = Totals(entries=segment.removed_entries, records=segment.removed_records)
         for number in range(count):

@@ -205,6 +205,7 @@ class LogHistory:
             ends[lssn] = decode(SegmentEnd, node.value, source=self._paths.segment(lssn))
         chunked = await together(*(self._read_chunks(head, n, end) for n, end in ends.items()))
         for (lssn, end), found in zip(ends.items(), chunked, strict=True):
+            # The completed segment has its extents now; chunks are kept only while more may come.
             self._chunks.pop(lssn, None)
             self._segments[lssn] = LogSegment(
                 lssn=lssn,

@@ -27,6 +27,7 @@ class SegmentState(enum.Enum):
     COMPLETED = 2
 
 
+# gc=False: its fields are numbers, so it is part of no cycle, and a log may have very many.
 class Extent(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A run of entries of one ledger that belongs to a segment.
 

@@ -109,6 +109,7 @@ class TargetLookup:
 
     def _remember(self, names: Sequence[str], logs: Mapping[str, LogMetadata]) -> None:
         for name in names:
+            # Taken out first, so that it is behind the others: the oldest ones are forgotten.
             self._known.pop(name, None)
         self._known.update(logs)
         for name in [*self._known][:-_KNOWN_MAX]:
@@ -360,6 +361,7 @@ class LogStore:
         """Return what else is known of a log's settings: whether it has a retention."""
         path = self._paths.retained_log(log.log_id)
         node = await persistently(lambda: self._store.get(path, fresh=True))
+        # Any retention will do: the plan asks only whether the log was on the list.
         return LogSettings(retention_s=None if node is None else 1.0)
 
     async def read_schemas(self, logs: Sequence[LogMetadata]) -> list[LogSchema | None]:
@@ -422,6 +424,8 @@ class LogStore:
             try:
                 await self._store.multi(change.ops)
             except UNANSWERED:
+                # If not, it may still be applied later. To send it again does no harm: the version
+                # of the head lets only one of the two succeed.
                 if await persistently(lambda: self._is_applied(change)):
                     return after
                 await asyncio.sleep(delay_s)

@@ -250,6 +250,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """
 
     layout: int = LAYOUT
+    # Positional: a new field comes last and has a default, so that older values still parse.
     max_lssn: Count = 0
     sealed: bool = False
     deleted: bool = False

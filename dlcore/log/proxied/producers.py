@@ -205,6 +205,7 @@ class Producers(Generic[_Ticket]):
         self._next_number = max(self._next_number, producer.number + 1)
 
     def _make_room(self, now_ms: int) -> None:
+        # One with records in flight must stay: their acknowledgement looks it up.
         settled = (each for each in self._known.values() if each.durable == each.accepted)
         silent = min(settled, key=_needed_until_ms, default=None)
         if silent is None or now_ms < _needed_until_ms(silent):
@@ -326,6 +327,8 @@ class Producers(Generic[_Ticket]):
         self._snapshot, self._bytes_since, self.has_stamped = entry_id, 0, True
         rows = []
         for each in self._known.values():
+            # A producer without a record in the log is in no snapshot; its first record brings the
+            # claim.
             each.logged_claim = each.claim if each.logged >= 0 else None
             if each.logged_dlsn is not None:
                 claim, dlsn = each.claim, each.logged_dlsn

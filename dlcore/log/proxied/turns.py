@@ -293,7 +293,7 @@ class Turns(Machine[TurnState]):
         return [*effects, Call.PAUSE]
 
     def _settle(self) -> list[Effect]:
-        """Settle: no append asks, as far as is known."""
+        """Be FREE, unless the lock may have changed: no append asks, as far as is known."""
         if self._may_differ:
             return self._look(TurnState.LOOKING)
         self._become(TurnState.FREE)
@@ -314,6 +314,7 @@ class Turns(Machine[TurnState]):
         return []
 
     def _turn_due(self, number: int) -> list[Effect]:
+        # Another number is that of an earlier turn, which has ended.
         if number == self._number:
             self._is_late = True
         return self._revoke() if self._is_late and self.state is TurnState.GIVEN else []
@@ -332,6 +333,7 @@ class Turns(Machine[TurnState]):
         lssn = lssn_to_merge(before, at.head)
         asked: list[Effect] = [] if lssn is None else [AskForUpkeep(lssn)]
         self._become(TurnState.RESTING)
+        # As long as the writer was kept from writing, so that appends get half of the time at most.
         rest = After(min(now - self._begun_s, TURN_S), Signal.REST_DUE)
         return [StepBack(at), *asked, rest]
 

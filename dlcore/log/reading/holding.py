@@ -587,6 +587,7 @@ class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
             if is_unanswered or isinstance(error, NodeExistsError):
                 self._become(HoldState.LOOKING)
                 return Call.READ_HOLDER
+            # The lock is below the subscription: without that it was deleted.
             return self._end(self._moved() if isinstance(error, NoNodeError) else error)
         is_open = is_unanswered or isinstance(error, (MetadataVersionError, NoNodeError))
         if self.state is not HoldState.STORING or not is_open:

@@ -135,6 +135,7 @@ class AsyncMergedReader(AsyncClosing):
     def positions(self) -> dict[str, DLSN]:
         """The next position in each log; with the positions, keep the ids of the logs too."""
         found = {source.name: source.position for source in self._sources}
+        # From the last record to the first one, so that the first one of each log counts.
         return found | {log: record.dlsn for log, record in reversed(self._ready)}
 
     async def read_bulk(

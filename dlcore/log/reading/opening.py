@@ -160,6 +160,7 @@ class ReaderOpener:
         position = await self.position_of(start, keeps_truncated=keeps)
         cursor = ReadCursor(self._log.name, position, truncated=rule, end=end)
         history = LogHistory(self._context.logs, self._log, keeps_truncated=keeps)
+        # The state that is known lacks truncated segments.
         state = None if keeps else self._known.known_state()
         if state is None:
             state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)

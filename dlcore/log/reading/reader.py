@@ -227,6 +227,7 @@ class DirectReader(AsyncLogReader):
         if self._closed:
             return
         self._closed = True
+        # The position of the first row that was not taken, before the rows are dropped.
         self._position = self.position
         self._drop_rows()
         self._context.open_objects.discard(self)

@@ -210,10 +210,12 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
 
     Both are positions of one segment.
     """
+    # With slot 0 it is before the first record of its entry, which is not needed then.
     end_entry_id = end.entry_id + (1 if end.slot_id > 0 else 0)
     low = bisect_right(extents, start.entry_id, key=lambda extent: extent.end_entry_id)
     high = bisect_left(extents, end_entry_id, key=lambda extent: extent.base_entry_id)
     parts: list[ExtentView | None] = list(extents[low:high])
+    # Only these can lie partly outside, and a segment may have very many extents.
     for edge in {0, len(parts) - 1} if parts else ():
         whole = extents[low + edge]
         parts[edge] = whole.clipped(first=start.entry_id, end=end_entry_id)

@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 _RELEASE_WAIT_S = 5.0
 """The longest wait for the release of a lock while the metadata store does not answer."""
+# One for all subscriptions: a reader may be gone before the release has ended.
 _releases = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
 
@@ -130,6 +131,7 @@ class SubscriptionHold:
         """
         try:
             await self._run(Take(timeout_s, self._now()))
+        # Also if it is cancelled: an attempt that is under way may still make the lock.
         except BaseException:
             await self.release()
             raise
@@ -248,6 +250,7 @@ class SubscriptionHold:
                 await asyncio.sleep(after_s)
                 return Signal.PAUSE_OVER
             case RemoveNodes(version):
+                # The lock first, for it is a child of the other node.
                 await store.multi([Delete(self._lock_path), Delete(self._path, version)])
                 self._has_attempted = False
                 return Signal.REMOVED
@@ -272,6 +275,7 @@ class SubscriptionHold:
                     since_ms=self._context.clock.now_ms(),
                     release=own_release(),
                 )
+                # Before the call, which may make the lock although its answer is not waited for.
                 self._has_attempted = True
                 await store.create(path, encode(holder), ephemeral=True)
                 return Signal.LOCKED

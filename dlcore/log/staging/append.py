@@ -135,11 +135,13 @@ class CommitDriver:
     async def _await_lock(self, lock: AwaitedLock) -> None:
         context, changed = self._context, asyncio.Event()
         path = context.logs.paths_of(lock.log).lock
+        # Before the look at the holder, so that a change after it is not missed.
         unsubscribe = context.store.watch(path, changed.set, children=False)
         try:
             if lock.ask is not None:
                 try:
                     await context.store.multi([lock.ask])
+                # The lock has probably changed: the machine looks again.
                 except (MetadataVersionError, NoNodeError, *UNANSWERED):
                     return
             while await context.logs.locks.holder_of(lock.log) == lock.holder:
@@ -211,6 +213,8 @@ class DirectStagedAppend(StagedAppend):
                 extents = await self.stage()
             found = [await self._context.logs.find(name) for name in sorted(replaces)]
             await self._driver.commit(extents, {log.log_id: log.name for log in found})
+            # In the background: the append is decided, and an error of this must not reach its
+            # caller.
             await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
         assert self._commit.result is not None
         return self._commit.result

@@ -347,6 +347,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
 
     def _begun(self, begin: Begin) -> Effect:
         self._run = _Run(begin, Wait(begin.now), self._run.attempts.none())
+        # First the change of state: a refusal by the checks is a transition from LOOKING.
         effect = self._look()
         _check_extents(begin.extents, self.terms.staged_as)
         require_few_logs(self._names())
@@ -388,6 +389,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         ops = (*planned.ops, *self._record_ops(decision.record, node, now_ms=seen.now_ms))
         if not ops:
             return self._concluded(decision)
+        # ZooKeeper ends the connection of a client whose request is too large.
         self._require_fit(ops)
         # Before the attempt: if its answer is lost, the next look finds our token in the record,
         # and this is the decision that was stored.
@@ -506,6 +508,8 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         The lock of a dead writer vanishes with its session.
         """
         timeout_s = self.terms.lock_timeout_s
+        # A proxy answers soon, so its turn is worth more time than the caller gives to a writer
+        # that may keep its log for hours.
         if all(each.holder.turn != "refused" for each in held):
             timeout_s = max(timeout_s, ASKING_S)
         left_s = self._run.wait.begun_s + timeout_s - now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 class StagingWriter(AsyncClosing):
     """Writes durable records for any number of logs, which enter them when an append commits.
 
-    Each `stage` ends the extents.  A log that is renamed meanwhile still gets its records, by its
-    id, for a minute; then its old name leads nowhere, or to another log.  Use
-    `Namespace.open_staging_writer`.
+    Calls may come at once: each waits until those before it are over.  Each `stage` ends the
+    extents.  A log that is renamed meanwhile still gets its records, by its id, for a minute; then
+    its old name leads nowhere, or to another log.  Use `Namespace.open_staging_writer`.
 
     Over proxies each method may also raise ProxyUnavailableError.  Records that were sent and not
     staged are sent again after the loss of a proxy, unless they were more than 8 MiB.
@@ -34,25 +35,26 @@ class StagingWriter(AsyncClosing):
     def __init__(self, identity: str) -> None:
         self._identity = require_identity("identity", identity)
         self._closed = False
+        # A call awaits ledgers or proxies between its steps.  Steps of another call between them
+        # would mix the entries of two logs, or those of two ledgers, in one extent.
+        self._one_call = asyncio.Lock()
 
     def _require_open(self) -> None:
         if self._closed:
             raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
 
-    def _end(self) -> bool:
-        """Refuse all further calls; return whether it was closed already."""
-        was_closed, self._closed = self._closed, True
-        return was_closed
-
-    @abstractmethod
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         """Write rows for several logs like `write_batch`.
 
         If one part is refused, the parts before it are written: stage or discard them.  Too many
         logs are refused before any part is written.  Raises: as `write_batch`.
         """
+        async with self._one_call:
+            await self._write_batches(parts)
 
     @abstractmethod
+    async def _write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None: ...
+
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         """Write rows for `log`: value (binary), and txid (int64) if they have their own.
 
@@ -68,16 +70,24 @@ class StagingWriter(AsyncClosing):
                 refused as a whole, and the writer stays usable.
             WriteError: the ledger failed; records that were not staged are lost.
         """
+        async with self._one_call:
+            await self._write_batch(log, batch)
 
     @abstractmethod
+    async def _write_batch(self, log: str, batch: pa.RecordBatch) -> None: ...
+
     async def begin_round(self, number: int) -> None:
         """Begin a round of appends for the records written next; rounds have rising numbers.
 
         All appends of lower rounds are decided or given up: no log takes more from the ledgers that
         were filled for them, and these are settled.  Raises: MetadataError.
         """
+        async with self._one_call:
+            await self._begin_round(number)
 
     @abstractmethod
+    async def _begin_round(self, number: int) -> None: ...
+
     async def stage(self) -> list[StagedExtent]:
         """Wait until all records since the last call are durable; return their extents, log by log.
 
@@ -85,15 +95,23 @@ class StagingWriter(AsyncClosing):
             WriteError: the ledger failed, or the proxy is lost; records that were not staged are
                 lost.
         """
+        async with self._one_call:
+            return await self._stage()
 
     @abstractmethod
+    async def _stage(self) -> list[StagedExtent]: ...
+
     async def discard(self) -> None:
         """Forget the records since the last `stage`; entries already sent stay unused.
 
         Raises: as `write_batch`.
         """
+        async with self._one_call:
+            await self._discard()
 
     @abstractmethod
+    async def _discard(self) -> None: ...
+
     async def aclose(self, *, delete: bool = False) -> None:
         """Close the ledgers; staged entries stay until they are committed or settled.
 
@@ -102,6 +120,16 @@ class StagingWriter(AsyncClosing):
 
         Raises: MetadataError: the remaining ledgers are settled like those of a dead process.
         """
+        was_closed, self._closed = self._closed, True
+        if was_closed:
+            return
+        # The call that is running is refused at its next step.  A ledger that it begins just now
+        # is closed with the others.
+        async with self._one_call:
+            await self._aclose(delete=delete)
+
+    @abstractmethod
+    async def _aclose(self, *, delete: bool) -> None: ...
 
 
 class StagedAppend(AsyncClosing):

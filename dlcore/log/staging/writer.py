@@ -222,15 +222,15 @@ class DirectStagingWriter(StagingWriter):
         return f"<StagingWriter identity={self._identity!r} logs={len(self._logs.by_name)}>"
 
     @override
-    async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+    async def _write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         self._require_usable()
         require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
         await self._logs.find([log for log, _ in parts])
         for log, batch in parts:
-            await self.write_batch(log, batch)
+            await self._write_batch(log, batch)
 
     @override
-    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+    async def _write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         self._require_usable()
         await self._logs.find([log])
         metadata = self._logs.by_name[log]
@@ -292,8 +292,7 @@ class DirectStagingWriter(StagingWriter):
                 self._end_run(part)
                 ledger = await self._next_ledger(lane)
             await self._guarded(ledger.wait_for_capacity)
-            if part.transmitter.has_sealed:
-                self._push(lane, part, ledger)
+            self._push(lane, part, ledger)
 
     def _push(self, lane: _Lane, part: _Part, ledger: LedgerWriter) -> None:
         run = part.run
@@ -348,12 +347,13 @@ class DirectStagingWriter(StagingWriter):
             await self._finish(lane)
             await self._settle_filled()
         lane.ledger = ledger = await self._staged.create(lane.quorum)
+        # With each ledger, so that a changed setting takes effect without a read for each batch.
         await self._logs.refresh_settings()
         lane.started_ms = self._context.clock.now_ms()
         return ledger
 
     @override
-    async def begin_round(self, number: int) -> None:
+    async def _begin_round(self, number: int) -> None:
         self._require_usable()
         if number > self._staged.round:
             await self._settle_filled(are_decided=True)
@@ -366,8 +366,10 @@ class DirectStagingWriter(StagingWriter):
     # Staging
 
     @override
-    async def stage(self) -> list[StagedExtent]:
+    async def _stage(self) -> list[StagedExtent]:
         self._require_usable()
+        # A part with a run in progress goes first: another one would end that run, and the rest of
+        # the part would need an extent more.
         for part in sorted(self._parts.values(), key=lambda part: part.run is None):
             await self._send_all(part)
         for lane in self._lanes.values():
@@ -380,7 +382,7 @@ class DirectStagingWriter(StagingWriter):
         return extents
 
     @override
-    async def discard(self) -> None:
+    async def _discard(self) -> None:
         self._require_usable()
         for part in self._parts.values():
             for extent in part.extents:
@@ -410,9 +412,7 @@ class DirectStagingWriter(StagingWriter):
         self._require_open()
 
     @override
-    async def aclose(self, *, delete: bool = False) -> None:
-        if self._end():
-            return
+    async def _aclose(self, *, delete: bool) -> None:
         if self._context.lifetime.has_ended:
             return  # its ledgers were abandoned, and are settled like those of a dead process
         for lane in self._lanes.values():

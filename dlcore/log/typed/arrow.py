@@ -395,6 +395,7 @@ def _null_in(array: Any, column: Column) -> str | None:
         ends = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
         values = array.values if column.type == LIST else array.items
         children = [values.slice(int(ends[0]), int(ends[-1] - ends[0]))]
+    # From the end, because the keys of a map, its first part, are never null and are no child here.
     for child, part in zip(reversed(children), reversed(column.fields), strict=False):
         found = _null_in(child, part)
         if found is not None:

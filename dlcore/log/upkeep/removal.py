@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Each may need a change of another ledger, and ZooKeeper limits the size of a transaction.
 _EXTENTS_PER_STEP = 500
 _CHUNKS_AT_ONCE = 50
 _SEGMENTS_AT_ONCE = 100
@@ -205,6 +206,8 @@ async def _remove_damaged(context: LogContext, log: LogKey, error: Exception) ->
         error,
     )
     paths = context.logs.paths_of(log)
+    # The head comes last: it is damaged or misleading until then, so that after a crash the next
+    # attempt gets here again.
     await _remove_below(context, paths.head, but=paths.lock)
     with contextlib.suppress(NoNodeError):
         await context.store.delete(context.paths.retained_log(log.log_id))

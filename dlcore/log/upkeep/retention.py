@@ -133,8 +133,10 @@ class Front:
             entries = end.chunked.plus(end.tail).entries
         else:
             entries = 0 if head.segment is None else head.segment.chunked.entries
+        # One less, so that the last extent stays: what is left must say how much was before it.
         self.limit = entries - 1
         """The entry of the segment before which an extent must end to go."""
+        # The stamps that a new owner needs may be in any of its extents.
         if head.producers_lssn == self._lssn:
             self.limit = 0
         elif head.first_active[0] == self._lssn:

@@ -131,6 +131,7 @@ async def _registered(
             created_ms=context.clock.now_ms(),
         )
         return (
+            # Only while the owner's node exists: `settle` takes a ledger without one for abandoned.
             Check(owner.path, 0),
             Create(paths.staged_ledger(ledger_id), encode(staged)),
             Create(paths.staging_entry(identity, ledger_id)),
@@ -292,6 +293,8 @@ async def drop(context: LogContext, node: StagedNode) -> bool:
     ledger_id = staged.ledger_id
     ops: list[Op] = [Delete(context.paths.staging_entry(staged.identity, ledger_id))]
     try:
+        # Before the ledger leaves the list: nothing looks at it again afterwards, and after a crash
+        # between the two it would stay open.
         if staged.extents:
             await _close(context, ledger_id)
         ops += release(context.paths, node, replace(staged, owner="", settled=True))

@@ -758,6 +758,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         self.require_usable()
         if ending is not Ending.CLOSE:
             self._ends.require_unsealed(self.log.at)
+        # Records accepted before the end must not wait for more that would fill their group.
         self.transmitter.seal()
         self._ends.ask(ending, ticket)
 
@@ -785,6 +786,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             state = self.state.name.lower()
             raise LogNotReadyError(f"log {name!r} is {state} and takes no record at the moment")
         self.transmitter.require_room(name)
+        # With this setting each record is checked: no admission may outlast the start of a roll.
         return not fails
 
     # Events and steps
@@ -798,6 +800,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             case EntryDurable():
                 if self._suspension is None:
                     return [] if self.is_over else [self.report.acknowledge(log.segment)]
+                # Durable, but perhaps fenced meanwhile by another owner, who decides if it stays.
                 self._suspension.durable += 1
                 return []
             case HasCapacity():
@@ -845,6 +848,8 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
                     effects.append(step)
                 case _:
                     self._has_step = True
+                    # Without a turn the step is dropped, and decided again at `MayChange`: until
+                    # then another change may have made it wrong.
                     effects.append(step if may_change else AwaitTurn())
         return effects
 
@@ -875,6 +880,7 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
     def _next_change(self) -> Change | _Finish | _GiveUp | None:
         log, queue = self.log, self.transmitter
         if log.segment is not None and log.closing is None:
+            # The extent has all that is in flight, so its ledger is closed behind that.
             return None if queue.has_in_flight else CloseLedger()
         if self._ends and queue.is_idle:
             return log.finish(self._ends.first)
@@ -937,12 +943,14 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         if self.is_over:
             return []
         assert self.log.segment is None
+        # An append may have brought higher transaction ids, and they never fall along a log.
         self.transmitter.last_txid = max(self.transmitter.last_txid, at.head.max_txid)
         return self._fail(self.log.read(at))
 
     def _go_to(self, state: WriterState) -> None:
         if self._suspension is not None:
             self._suspension.resumes = state
+        # A change that began before the failure may still end: the machine has left for good.
         elif not self.is_over and state is not self.state:
             self._become(state)
 

@@ -192,6 +192,7 @@ async def seal_log(context: LogContext, lock: WriterLock, log: LogMetadata) -> N
         require_unsealed(at)
         at = await recover_log(context, at)
         now_ms = context.clock.now_ms()
+        # The recovery may have taken longer than a session lives: only the owner may seal.
         await lock.wait_owned()
         change = plan_complete(paths, at, now_ms=now_ms, closing=None, seal=True)
         try:

@@ -173,6 +173,7 @@ class LockNode:
 
 _RELEASE_WAIT_S = 5.0
 """The longest wait for the release of a lock while the metadata store does not answer."""
+# One for all locks: a writer may be gone, and its lock with it, before the release has ended.
 _deletions = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
 
@@ -230,6 +231,7 @@ class WriterLock:
             OwnershipAcquireFailedError: another writer owns the log.
             LogNotFoundError: there is no such log.
         """
+        # Before the first attempt, so that no change behind it is missed.
         self._unsubscribe = self.node.watch(
             partial(self._handle, Signal.CHANGED), self._session_changed
         )
@@ -238,6 +240,7 @@ class WriterLock:
             while self._ownership.is_waiting:
                 self._changed.clear()
                 await self._changed.wait()
+        # Also if the wait is cancelled: an attempt that is under way may still make the node.
         except BaseException:
             await self.release()
             raise

@@ -325,6 +325,7 @@ class Ownership(Machine[OwnershipState]):
     def _on_signal(self, signal: Signal) -> list[Effect]:
         match signal:
             case Signal.CREATED:
+                # The session that made the node is gone, so it vanishes and protects nothing.
                 return self._not_taken() if self._try.is_stale else self._taken()
             case Signal.CHANGED:
                 return self._try_again()
@@ -383,6 +384,7 @@ class Ownership(Machine[OwnershipState]):
             is_taken = seen.is_current and self._is_connected
             return self._taken() if is_taken else self._not_taken()
         self._holder = holder
+        # While this one was away the other owner took the log over, with the extent that was open.
         if self.state is OwnershipState.REGAINING or self._wait.timeout_s <= 0:
             return self._deny()
         # One that refuses turns does not watch its node for requests.
@@ -416,6 +418,7 @@ class Ownership(Machine[OwnershipState]):
 
     def _try_again(self) -> list[Effect]:
         if self.state in _TRYING:
+            # The answer that is awaited may be of a moment before this change.
             self._try.may_differ = True
         elif self._is_connected and self.state is OwnershipState.WAITING:
             return self._begin(OwnershipState.ACQUIRING)

@@ -37,6 +37,7 @@ left_open: weakref.WeakSet[Unclosed] = weakref.WeakSet()
 
 
 def _report_left_open() -> None:
+    # A copy, because each one removes itself when it has reported.
     for writer in list(left_open):
         writer.report_unwritten("the process ended")
 

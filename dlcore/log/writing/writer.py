@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# An old segment with records in flight is due at once, again and again: look no more often.
 _AGE_LOOKS_EVERY_S_MIN = 0.01
 
 
@@ -118,6 +119,7 @@ class Pump:
     async def run(self) -> None:
         """Perform steps as they become due, without end."""
         while True:
+            # Cleared before the machine looks: what is accepted behind that look sets it again.
             self.wake.clear()
             self.handle(Accepted(self.now_ms()))
             while (step := self._take_step()) is not None:
@@ -146,6 +148,8 @@ class Pump:
                     lssn, entry_id = effect.lssn, effect.entry_id
                     for slot, future in zip(effect.slots, effect.tickets, strict=True):
                         try:
+                            # Tried without a question: each record comes here, and few futures are
+                            # cancelled.
                             future.set_result(DLSN(lssn, entry_id, slot))
                         except asyncio.InvalidStateError:
                             assert future.cancelled()  # its caller did that
@@ -368,6 +372,7 @@ class DirectWriter(AsyncLogWriter):
         segment = OpenSegment(context, log, ledger_metadata)
         pump = self.pump = Pump(machine, segment, context.clock, lambda: context.logs.read(log))
         self.machine = machine
+        # Bound once, because each record calls it.
         self._add_record = machine.transmitter.add_record
         tasks = BackgroundTasks(pump.on_defect)
         self._pump_task = tasks.start(self._run(), name=f"log-writer-{log.name}")
@@ -379,6 +384,7 @@ class DirectWriter(AsyncLogWriter):
                 self._attendants.append(extension.attend(context, log, lock, pump))
             lock.verify = pump.untouched_version
             lock.on_change = partial(pump.ownership_changed, lock)
+            # The lock may have been lost since it was acquired, before anything listened.
             lock.on_change()
 
     def __repr__(self) -> str:
@@ -484,6 +490,7 @@ class DirectWriter(AsyncLogWriter):
                 self._context, machine.log.at, dlsn, end=machine.log.end
             )
             self.pump.handle(HeadChanged(at, self.pump.now_ms()))
+        # The head that was read may show that another writer has the log.
         if machine.error is not None:
             raise machine.error
         # The removal may take long, and does not need the writer.
@@ -525,6 +532,7 @@ class DirectWriter(AsyncLogWriter):
         try:
             await self.aclose()
         except WriteError:
+            # An error in place of the cancellation would hide it from the task that asked for it.
             if not isinstance(error, asyncio.CancelledError):
                 raise
             logger.info("log=%s: the writer had failed when it was cancelled", self.log_name)
@@ -541,6 +549,8 @@ class DirectWriter(AsyncLogWriter):
         left_open.discard(self)
         ledger = self.pump.segment.let_go()
         self.pump.stop_alarm()
+        # The last one pushed ends first.  The lock comes last: the next owner must not meet a
+        # ledger or an attendant of this one at work.
         async with AsyncExitStack() as ending:  # each one, even if one before it fails
             if self._lock is not None:
                 ending.push_async_callback(self._lock.release)

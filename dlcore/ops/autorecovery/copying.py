@@ -83,6 +83,7 @@ class EntryCopier:
                         frames, error = await self._next_frames(
                             chunks, ledger_id, next_entry_id, lane.stride
                         )
+                        # A source that failed at an earlier entry may have the next ones.
                         if frames:
                             answers.clear()
                         for frame in frames:
@@ -128,6 +129,7 @@ class EntryCopier:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
+                        # As a recovery, because a fenced ledger refuses other adds.
                         return await self._bookies.add_entry(target, frame, is_recovery=True)
                     except BookieOverloadedError:
                         await asyncio.sleep(_OVERLOAD_PAUSE_S)

@@ -70,6 +70,7 @@ class SubscriberLags:
             self._after, self._before, self._round = None, self._round, {}
         else:
             self._after = names[-1]
+        # A look visits some logs only: the others keep their values of the round before.
         self._figures.lags = self._before | self._round
 
     async def _visit(self, name: str) -> dict[str, float]:

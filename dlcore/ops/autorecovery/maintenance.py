@@ -235,6 +235,7 @@ class Maintenance:
         except NoNodeError:
             return  # another process deleted it
         except MetadataConnectionError:
+            # The answer was lost: the cookie may be gone all the same.
             if await self._read_cookie(name) is not None:
                 raise
 

@@ -373,6 +373,7 @@ class LedgerRepairer:
         """Compare-and-set the ledger with the joined bookies; False if it changed meanwhile."""
         ledger_id = planned.ledger_id
         stored = await self._context.ledger_store.read(ledger_id, fresh=True)
+        # The new bookies have proved to hold the ensembles as they were planned.
         if stored.metadata != planned:
             return False
         changed = planned.with_joined(joined)

@@ -106,6 +106,7 @@ class PausableRunner:
     async def _run_one(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             await self._is_open.wait()
+            # The future of this opening; after a pause the next one has another.
             closed = self._closed
             async with side_tasks() as tasks:
                 task = tasks.start(work())

@@ -164,6 +164,7 @@ class Worker:
         if outcome.retry_s is None:
             retry.failed(self._loop.time())
         else:
+            # A wait of a known length is no failure: the pauses must not grow by it.
             retry.succeeded()
             retry.due_s = self._loop.time() + outcome.retry_s
 

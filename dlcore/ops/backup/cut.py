@@ -235,6 +235,7 @@ class _Cut:
         for path, node in self.anchors.items():
             if path.startswith(f"{paths.commits}/"):
                 self.nodes[path] = node.value
+        # As it was read last: an id that was given after the cut must not be given again.
         self.nodes[paths.ledger_idgen] = self.after[paths.ledger_idgen].value
 
     # Logs

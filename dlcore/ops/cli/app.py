@@ -56,11 +56,13 @@ LAZY = ("crc32c", "numpy", "pyarrow")
 class _LazyModule(ModuleType):
     """A placeholder for a module, which loads it at the first access to an attribute."""
 
+    # Reentrant: modules that the import loads may use the placeholder meanwhile.
     _lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         with self._lock:
             if sys.modules.get(self.__name__) is self:
+                # As long as the placeholder is there, `import_module` would return it.
                 del sys.modules[self.__name__]
                 self.__dict__.update(importlib.import_module(self.__name__).__dict__)
         return getattr(sys.modules[self.__name__], name)

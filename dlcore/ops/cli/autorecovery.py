@@ -134,6 +134,7 @@ async def _serve(
     from dlcore.ops.autorecovery.service import joined
 
     def use(settings: Mapping[str, object]) -> None:
+        # A follower first reports settings that may be in use: only others wake the service.
         known = {key: value for key, value in settings.items() if is_live(key)}
         if known != cluster:
             cluster.clear()
@@ -158,6 +159,7 @@ async def _serve(
         ):
             settings = ClusterSettingsStore(namespace.ports.store, namespace.ports.paths)
             steps.push_async_callback(settings.follow("autorecovery", use).aclose)
+            # The namespace is opened anew only for another configuration of its client.
             while config is not None and config.client == client:
                 set_log_level(config.log_level)
                 async with _started(namespace, config, in_use) as running:
@@ -195,6 +197,7 @@ async def _started(
             yield running
         finally:
             await service.aclose()
+            # `wait` raises no error of the service: `_serve` takes it from the result.
             await asyncio.wait([running])
 
 

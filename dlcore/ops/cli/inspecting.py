@@ -58,6 +58,7 @@ async def _watch(namespace: DirectNamespace, name: str) -> None:
     context = namespace.log_context
     log = await context.logs.find(name)
     history = LogHistory(context.logs, log)
+    # Watched before the first look: a change between the two ends the first wait.
     changed = asyncio.Event()
     unsubscribe = context.store.watch(context.logs.paths_of(log).head, changed.set, children=False)
     known = await history.read()

@@ -241,6 +241,7 @@ def show_log(log: str) -> None:
 def _table(log: str, table_format: str) -> dict[str, object] | None:
     async def read(namespace: DirectNamespace) -> dict[str, object] | None:
         async with await namespace.open_log(log) as manager:
+            # Less than the limit of the command: a store that hangs must not cost the other fields.
             return await table_of(namespace, manager, limit_s=patience() / 2)
 
     try:

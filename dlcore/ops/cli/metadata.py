@@ -212,7 +212,7 @@ def import_metadata(file: Path, *, dry_run: bool) -> None:
     paths = NamespacePaths(parsed.root)
     export = unpacked(file.read_bytes(), source=str(file))
     header = export.header
-    changed_nodes(paths, export, clock.now_ms())  # it is of a namespace
+    changed_nodes(paths, export, clock.now_ms())  # raises if it is of no namespace
 
     async def make(store: MetadataStore) -> None:
         if dry_run:

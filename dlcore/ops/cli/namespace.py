@@ -109,7 +109,7 @@ def secure_namespace() -> None:
         raise click.UsageError("for which user of ZooKeeper? give --zk-auth-file")
 
     async def secure(store: ZooKeeperStore) -> int:
-        await read_binding(store, NamespacePaths(parsed.root))  # there is a namespace
+        await read_binding(store, NamespacePaths(parsed.root))  # raises if there is no namespace
         return await secure_tree(store, parsed.root)
 
     count = on_store(parsed.servers, secure, is_long=True)

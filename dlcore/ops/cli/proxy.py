@@ -192,6 +192,7 @@ def release_log(log: str) -> None:
         raise click.UsageError(
             "proxy release needs proxies: give --endpoint grpc://host:port, or DLOG_ENDPOINT"
         )
+    # Two proxies may be asked in turn, each for half of the time.
     work = _release(endpoint, log, patience_s=patience() / 2)
     if asyncio.run(in_time(work, endpoint)):
         show_done(f"log {log} is released", {"log": log, "released": True})

@@ -83,7 +83,7 @@ def restore_command(
             only_exported=only_exported,
             lose_missing=lose_missing,
         )
-        changed_nodes(paths, made.export, clock.now_ms())  # it is of a namespace
+        changed_nodes(paths, made.export, clock.now_ms())  # raises if it is of no namespace
         if dry_run:
             await require_empty(store, paths)
         else:

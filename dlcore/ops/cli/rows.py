@@ -101,6 +101,7 @@ def batch_of_json(lines: Sequence[bytes], schema: pa.Schema, *, written: int) ->
     try:
         return _parsed(lines, schema)
     except (pa.ArrowException, ValueError):
+        # Arrow's error does not name the line: each is parsed alone, which would be slow for all.
         for number, line in enumerate(lines, written + 1):
             if problem := _problem_of(line, schema):
                 columns = describe_schema(schema)

@@ -107,6 +107,7 @@ def sandbox_command(
     click.get_current_context().obj[ROLE_KEY] = "sandbox"
     logs = (f"--log-format={log_format()}",)
     with (
+        # Outermost: a second signal must not end this process while it stops the others.
         _stop_signals() as stopping,
         _uri_file(uri_file) as write_uri,
         Sandbox(
@@ -247,6 +248,7 @@ def _uri_file(path: Path | None) -> Iterator[Callable[[str], None]]:
         def write(uri: str) -> None:
             try:
                 with whole_file(path, replaces=True) as file:
+                    # The lock belongs to the open file, which this descriptor keeps open.
                     lock = os.dup(file.fileno())
                     held.callback(os.close, lock)
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

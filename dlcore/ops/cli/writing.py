@@ -118,6 +118,7 @@ def _write_stream(log: str, path: Path | None) -> None:
         with Progress(beside=source) as progress:
             while chunk := os.read(descriptor, _CHUNK_BYTES):
                 stream.write(chunk)
+                # No more input waits, and a reader of the log may wait for what is here.
                 if not select.select([descriptor], [], [], 0)[0]:
                     stream.flush()
                 progress.tell("bytes", stream.tell() - begun)

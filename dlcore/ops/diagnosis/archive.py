@@ -98,19 +98,21 @@ def read_archive(path: Path) -> Bundle:
     try:
         with tarfile.open(path, "r:gz") as archive:
             for count, member in enumerate(archive):
+                # Counted before it is unpacked: a MB of gzip may hold a GB.
                 left -= member.size
                 if left < 0 or count >= _FILES_MAX:
                     raise ConfigurationError(
                         f"{path}: expected at most {_FILES_MAX} files of {_BYTES_MAX} bytes in all"
                     )
-                content = archive.extractfile(member)
+                # A link has no size, and may name the largest file again and again.
+                content = archive.extractfile(member) if member.isfile() else None
                 text = content.read().decode(errors="replace") if content else ""
                 name = member.name.partition("/")[2]
                 if name.endswith(_SUFFIX):
                     values[name.removesuffix(_SUFFIX)] = json.loads(text)
                 else:
                     texts[name] = text
-    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
+    except (OSError, EOFError, tarfile.TarError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is no archive of dlog debug bundle: {error}") from error
     if not isinstance(values.get(MANIFEST), dict):
         raise ConfigurationError(f"{path} is no archive of dlog debug bundle: it has no manifest")

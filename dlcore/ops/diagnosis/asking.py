@@ -70,6 +70,7 @@ async def ask_proxies(
     """Return the answer of the proxy at each location, by location."""
 
     async def ask(location: str) -> ProxyHealth:
+        # Its own patience ends before the timeout of `_asked`, whose error names no cause.
         async with Endpoint(location, patience_s=PATIENCE_S / 2, tls=tls, token=token) as calls:
             return await planning.act(calls, actions.HEALTH, NoRequest())
 

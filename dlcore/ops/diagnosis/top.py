@@ -121,6 +121,7 @@ def _log_row(name: str, before: Look | None, now: Look) -> LogRow:
     snapshot = now.logs[name]
     known = None if before is None else before.logs.get(name)
     records_per_s = bytes_per_s = None
+    # A log that was created again under its name has other positions: no rate between the two.
     if before is not None and known is not None and known.log_id == snapshot.log_id:
         parts = snapshot.scans(known.end, snapshot.end)
         passed_s = now.at_s - before.at_s

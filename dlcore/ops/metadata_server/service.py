@@ -277,6 +277,7 @@ class MetadataService:
 
     def _connect(self, event: Received, request: jute.Connect) -> list[Effect]:
         connection = event.connection
+        # As ZooKeeper: the client's view of the tree would go back in time.
         if request.last_seen > self._number:
             reason = f"it has seen transaction {request.last_seen}, the latest here is "
             return [End(connection, reason + f"{self._number}: this data is an older copy")]
@@ -374,6 +375,7 @@ class MetadataService:
 
     def _read(self, connection: int, request: jute.Read) -> list[Effect]:
         node = self._tree.find(request.path)
+        # As in ZooKeeper: only `exists` leaves a watch on a node that is not there.
         is_watched = request.watches and (node is not None or request.kind is Kind.EXISTS)
         watches = self._children if request.kind is Kind.CHILDREN else self._values
         if is_watched and not watches.add(request.path, connection):
@@ -445,6 +447,7 @@ class MetadataService:
                 case Put():
                     effects += self._tell(self._values.take(op.path), Change.VALUE, op.path)
                 case Delete():
+                    # A connection that watches both gets one event, as from ZooKeeper.
                     watching = self._values.take(op.path) + self._children.take(op.path)
                     effects += self._tell(dict.fromkeys(watching), Change.DELETED, op.path)
                     effects += self._tell_parent(op.path)

@@ -85,6 +85,8 @@ def _limit(asked: Asked) -> None:
     )
     for what, most in (
         (resource.RLIMIT_DATA, own + asked.memory_bytes),
+        # The server ends the process before this, and knows why; the limit holds if the server is
+        # gone.
         (resource.RLIMIT_CPU, asked.query_s + 1),
         (resource.RLIMIT_CORE, 0),
     ):

@@ -189,6 +189,7 @@ def plan_fold(paths: LogPaths, at: VersionedHead, stored: StoredSegment) -> Chan
 
 def _changed(paths: LogPaths, at: VersionedHead, lssn: int, ops: Sequence[Op]) -> Change:
     head = at.head.with_rewritten(lssn)
+    # The version of the head guards the whole transaction: chunks and segments change only with it.
     put = Put(paths.head, encode(head), at.version)
     return Change((*ops, put), at.with_head(head))
 

@@ -273,6 +273,8 @@ class Purger:
                 continue  # it was decommissioned just now
             known = decode(BookieCookie, cookie.value, source=wanted[index])
             erased = None if answer is None else decode(Erased, answer.value, source=answers[index])
+            # The answer of an earlier incarnation says nothing of the folder that the bookie has
+            # now.
             if erased is None or erased.incarnation != known.incarnation:
                 left.append(
                     f"bookie {name} has not answered yet"

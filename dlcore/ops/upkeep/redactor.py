@@ -147,6 +147,7 @@ class Preparation:
                 ops += plan_complete(paths, at, now_ms=now_ms, closing=None).ops
         elif held.holder.turn == "free":
             ops.append(held.turned("asked"))
+        # Another change was first: the caller looks again.
         with contextlib.suppress(MetadataVersionError, NoNodeError):
             if ops:
                 await context.store.multi(ops)
@@ -331,6 +332,7 @@ class LogRedactor:
             await self._require_same()
             if purge:
                 await self._begin()
+            # First: truncated segments that may go now need no copy.
             await remove_truncated(self._context, await self._context.logs.read(self._log))
             try:
                 await run_to_end(machine, Signal.BEGIN, self._answer_of)
@@ -446,6 +448,8 @@ class LogRedactor:
         return found
 
     def _new(self) -> StoredRedaction:
+        # The text has the values that are to go, so the node gets its digest, salted against
+        # guesses.
         clock, salt = self._context.clock, secrets.token_hex(16)
         return StoredRedaction(
             name=self._log.name,

@@ -106,6 +106,8 @@ class SegmentRewriter:
         match work:
             case Look(paths):
                 nodes = await persistently(lambda: context.store.get_many(paths, fresh=True))
+                # The grace of a ledger begins at this time: a later one keeps the old ledgers for
+                # longer.
                 return Looked(nodes, context.clock.now_ms() + self._kept_ms)
             case Verify(ledger_ids):
                 readers = [await context.ledgers.open_ledger(each) for each in ledger_ids]

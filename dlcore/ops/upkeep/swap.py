@@ -216,8 +216,10 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
             decode_node(paths, each, node)
             for each, node in zip(self._ledger_ids(), seen.nodes[1:], strict=True)
         )
+        # First: after a swap whose answer was lost, the run is not in the log either.
         if own is not None and own.staged.settled:
             return self._end(SwapState.SWAPPED)
+        # Without its registration the new ledger was taken for a leftover, and is being deleted.
         if own is None or not is_there(at, self._stored, merges=self._merges):
             return self._end(SwapState.OVERTAKEN)
         self._planned = self._plan(at, own, others, now_ms=seen.now_ms)
@@ -270,6 +272,8 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
         return Store(self._planned)
 
     def _call_failed(self, error: DLError) -> Effect:
+        # Reads were repeated before they failed; only a transaction may have been applied in spite
+        # of an error.
         if self.state is not SwapState.STORING:
             raise error
         self._attempts = self._attempts.failed(error)

@@ -295,7 +295,8 @@ class _Changes:
                 if effect == self._replacing:
                     raise TableError(f"the table does not take {adds[0].name} and others")
                 self._replacing = effect
-        self._adds_version = not isinstance(effect, AddFields)  # columns are none in Iceberg
+        # In Iceberg a change of columns makes no version that the next look could miss.
+        self._adds_version = not isinstance(effect, AddFields)
 
     def made(self, seen: TableSeen | None) -> None:
         """Note that the commit after this version was made."""
@@ -305,6 +306,7 @@ class _Changes:
 
     def failed(self) -> None:
         """Note that a commit was refused, or that its outcome is unknown: it may be made again."""
+        # The outcome is unknown, so the same commit may rightly be planned again.
         self._fields, self._replacing = (), None
         self.attempts += 1
 

@@ -77,6 +77,7 @@ class TierRounds:
         self._wanted = config
         self._lock = lock
         self._figures = figures
+        # Without the namespace's own tier, which `tier` uses once the feature is finalized.
         self._use(replace(config, tier=""))
         self._visits = TierVisits()
         self._features = ClusterFeatures(context.store, context.paths)

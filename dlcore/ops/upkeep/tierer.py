@@ -148,6 +148,7 @@ class LogTierer(SegmentRewriter):
         """Tier a run; return False if another change overtook it."""
         context = self._context
         log = await context.logs.find_again(at.log)
+        # Before the first object: sweeps look only into tiers that are noted.
         await self._note(tier)
         parts = stored.extents[run.first : run.end]
         start = _start_of(stored, run)

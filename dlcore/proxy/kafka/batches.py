@@ -65,6 +65,7 @@ HEADER_BYTES = 61
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _COUNTED_AFTER = 12
 """Bytes of the header that its own length does not count."""
+# The checksum covers all that follows it.
 _CRC_FROM = 21
 _MAGIC = 2
 _NONE = -1

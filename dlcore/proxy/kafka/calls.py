@@ -177,6 +177,7 @@ class Calls:
     ) -> tuple[list[LogMetadata], Sequence[str | None], list[Any]]:
         """Return the logs that are asked for, their owners, and the answers for other topics."""
         wanted = request.body.topics
+        # An empty list asks for all logs in version 0, and for none in later ones.
         if wanted is None or (not wanted and request.version == 0):
             logs, topics = await self._listed(entry), list[Any]()
         else:
@@ -382,6 +383,8 @@ class Calls:
             if part.feed is None:
                 continue
             left = min(part.bytes_max - part.size_bytes, bytes_max - size_bytes)
+            # The first batch is sent even if it exceeds the limits, or the consumer would not get
+            # past it.
             taken = part.feed.take(left, is_first=not size_bytes)
             taken_bytes = sum(each.size_bytes for each in taken)
             part.batches += taken

@@ -202,6 +202,7 @@ class Group(Machine[GroupState]):
 
     def handle(self, event: Event) -> Sequence[Effect]:
         """Take an event, and return the calls that are answered now."""
+        # Time first: a call of a member whose session has ended is that of a stranger.
         effects = self._expired(event.now_s)
         match event:
             case Join():
@@ -256,6 +257,7 @@ class Group(Machine[GroupState]):
         for each in waiting:
             each.call, each.until_s = None, now_s + each.session_s
         times_s = [each.rebalance_s for each in self._members.values()]
+        # As at Kafka, the member that asks for the longest time decides.
         self._until_s = now_s + max([rebalance_s, *times_s])
         return [Answered(each, _AGAIN) for each in calls]
 
@@ -365,10 +367,12 @@ class Group(Machine[GroupState]):
 
     def _commit(self, event: Commit) -> ErrorCode:
         if not event.member and event.generation < 0:  # it is no consumer of a group
+            # While there are members, their positions must not change without them.
             return _UNKNOWN if self._members else _OK
         member = self._found(event.member, event.generation, event.now_s)
         if isinstance(member, ErrorCode):
             return member
+        # A member stores its position before it joins again, so a commit is accepted while JOINING.
         return _AGAIN if self.state is _S.SYNCING else _OK
 
     def validate(self) -> None:

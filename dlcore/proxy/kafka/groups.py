@@ -263,15 +263,17 @@ class Groups:
             self._handle(group, led, event(call, loop.time()))
             return await answer
         finally:
-            if led.waiting.pop(call, None) is not None and not answer.done():
+            # Not by `answer.done()`: a task that is cancelled cancels the future that it waits for.
+            if led.waiting.pop(call, None) is not None:
                 self._handle(group, led, machines.Gone(call=call, now_s=loop.time()))
 
     def _handle(self, group: str, led: _Led, event: Event) -> None:
         for effect in led.machine.handle(event):
             match effect:
                 case Joined(call=call) | Answered(call=call):
-                    if call in led.waiting:
-                        led.waiting.pop(call).set_result(effect)
+                    answer = led.waiting.pop(call, None)
+                    if answer is not None and not answer.done():  # else it is being cancelled
+                        answer.set_result(effect)
                 case _:
                     assert_never(effect)
         if led.timer is not None:
@@ -294,7 +296,8 @@ class Groups:
         if led.timer is not None:
             led.timer.cancel()
         for call, answer in led.waiting.items():
-            answer.set_result(Answered(call, ErrorCode.unknown_member_id))
+            if not answer.done():  # else it is being cancelled
+                answer.set_result(Answered(call, ErrorCode.unknown_member_id))
         led.waiting.clear()
 
     # Positions
@@ -337,6 +340,8 @@ class Groups:
             )
             if answered.code is not ErrorCode.none:
                 return answered.code
+            # Two commits at once would expect the same mark, and the second one would drop the
+            # group.
             async with led.turn:
                 if name not in led.marks:
                     _, led.marks[name] = await self._positions.find(group, name, led.token)

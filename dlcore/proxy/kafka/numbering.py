@@ -32,6 +32,7 @@ from dlcore.log.entries.stamp import GENERATED_PREFIX, TOKEN_BYTES, Claim, Mark
 if TYPE_CHECKING:
     from dlcore.proxy.kafka.records import ProducedBatch
 
+# An id is a signed number of 64 bits, and -1 stands for none.
 ID_BITS = 63
 _NUMBERS = 2**31
 
@@ -49,6 +50,7 @@ def mark_of(batch: ProducedBatch, known: Known) -> Mark | ErrorCode:
     if known is None:
         return ErrorCode.unknown_producer_id if batch.sequence else Mark(_claim(batch, 0), 0)
     claim, accepted = known
+    # Kafka's epochs begin with 0, those of claims with 1.
     epoch = claim.epoch - 1
     if batch.epoch < epoch:
         return ErrorCode.invalid_producer_epoch

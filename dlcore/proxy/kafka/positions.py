@@ -122,6 +122,7 @@ class Positions:
                 mark = await hold.move(seen.position, token=token or "", mark=mark, timeout_s=0)
         finally:
             await hold.release()
+        # The stored position may be truncated by now.
         at = max(seen.position, snapshot.first)
         return (await place_of(self._namespace, snapshot, at)).sequence_id, mark
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.writing.rates import StreamRates
 
 logger = logging.getLogger(__name__)
+# By default Kafka's producers give records up after this time (`delivery.timeout.ms`).
 _WAIT_MAX_S = 120.0
 """A request is answered after this time, however long its client would wait."""
 _NEVER = timedelta(0)
@@ -120,6 +121,7 @@ class Producing:
 
     def begun(self, request: Request, make: Response) -> Any:
         """Return the answer to InitProducerId: an id that no other producer has."""
+        # Random, because proxies have no counter in common.
         code, producer = ErrorCode.none, secrets.randbits(ID_BITS)
         if request.body.transactional_id is not None:
             code, producer = ErrorCode.transactional_id_authorization_failed, NO_PRODUCER
@@ -220,6 +222,8 @@ class Producing:
             return None
         found = mark_of(batch, log.producer(name_of(batch.producer)))
         if isinstance(found, ErrorCode):
+            # The facts known here may be stale after a takeover: refuse only while the log is owned
+            # here.
             await self._puts.verify(name, log)
             reason = f"producer {batch.producer}, epoch {batch.epoch}, number {batch.sequence}: "
             raise RefusedBatchError(found, f"log {name!r}: {reason}{_REASONS[found]}")

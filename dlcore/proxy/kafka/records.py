@@ -35,6 +35,7 @@ _COUNTED_AFTER, _MAGIC_AT, _CRC_FROM, _MAGIC = 12, 16, 21, 2
 _COMPRESSION, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
 _STREAMED = {1: "gzip", 3: "lz4", 4: "zstd"}
 _SNAPPY = 2
+# Seven fields of one byte each: length, attributes, time, number, two lengths, count of headers.
 _RECORD_BYTES_MIN = 7
 _VARINT_BYTES, _VARLONG_BYTES = 5, 10
 _XERIAL = b"\x82SNAPPY\0"
@@ -128,6 +129,7 @@ def _require_room(size_bytes: int, bytes_max: int) -> None:
 
 
 def _streamed(data: bytes, codec: str, bytes_max: int) -> bytes:
+    # One byte more than allowed shows that a batch is too large; the rest is not inflated.
     parts, left = list[bytes](), bytes_max + 1
     try:
         with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
@@ -277,6 +279,7 @@ def _fields(
 
 def _taken(body: bytes, starts: Numbers, lengths: Numbers) -> pa.BinaryArray:
     """Return parts of the bytes; of a length below 0: null."""
+    # Arrow has no gaps between values: each gap is a value of its own, which is not taken.
     ends = np.empty(2 * len(starts) + 1, np.int32)
     ends[:-1:2] = starts
     ends[1::2] = starts + np.maximum(lengths, 0)

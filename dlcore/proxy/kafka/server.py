@@ -216,6 +216,8 @@ class _Client:
         self._callers = callers
         self._gate = gate
         host, port, *_ = writer.get_extra_info("peername")
+        # A socket of both families has IPv4 clients with this prefix; rules and limits know them
+        # without.
         self._host = str(host).removeprefix("::ffff:")
         self.address = address_of(self._host, port)
         certificate = writer.get_extra_info("peercert")
@@ -350,6 +352,7 @@ class _Connection:
     async def _do(self, effect: Effect) -> None:
         match effect:
             case Send(parts):
+                # Answers go out in the order of the requests.
                 await self._later.join()
                 await self._link.write(parts)
             case SendLater(answer):
@@ -360,6 +363,8 @@ class _Connection:
                 answer = await self._performed(request)
                 if isinstance(answer, list):
                     await self._handle(Performed(answer))
+                    # Only now: the next message of a feed takes memory, so the client must have
+                    # this one.
                     self._calls.received()
                 else:
                     await self._handle(Taken(answer))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MECHANISMS = ("PLAIN", "OAUTHBEARER")
 """Both carry a bearer token; PLAIN has it as the password, with any name."""
 _NO_ANSWER = "records with acks=0: expected -1, since a refusal needs an answer"
+# A token has a few KB; a client that has proved nothing may take no more memory than it needs.
 UNKNOWN_BYTES_MAX = 64 * 1024
 REQUEST_BYTES_MAX = 256 * 1024
 """Most bytes of a request without records; one that names 4,000 logs has about as many."""
@@ -211,6 +212,7 @@ class KafkaSession(Machine[SessionState]):
         except ConfigurationError as error:
             return self._close(str(error))
         if isinstance(request, UnknownVersion):
+            # By this answer the client finds a version that both know (KIP-511).
             return [Send(versions_response(request.number, 0, is_known=False))]
         if request.call == API_VERSIONS:
             return [Send(versions_response(request.number, request.version))]

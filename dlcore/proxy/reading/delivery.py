@@ -274,6 +274,7 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
         with suppress(EndOfStreamError):
             while position < end:
                 rows = await reader.take_entries(timeout_s=_LOOK_S)
+                # Without this look the reader would wait without an end for records that are gone.
                 if not rows and await reading.log.get_first_active_dlsn() >= end:
                     raise AlreadyTruncatedError(
                         f"log {reading.log.name!r}: the records before {end} were truncated while "

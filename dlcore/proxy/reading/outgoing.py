@@ -86,12 +86,14 @@ class _InTransit:
         """
         leaving_bytes = sum(each.size_bytes for each in self._leaving)
         is_enough = self._fits(self.size_bytes - leaving_bytes, size_bytes)
+        # Neither is empty here: without bytes of its messages, there would be room.
         oldest = next(iter(self._leaving if is_enough else self._sending))
         if oldest.until_s > now_s:
             return oldest.until_s - now_s
         if is_enough:
             del self._leaving[oldest]
             self.size_bytes -= oldest.size_bytes
+            # Otherwise `end` would subtract it once more, when gRPC frees it at last.
             oldest.size_bytes = 0
             return 0.0
         del self._sending[oldest]

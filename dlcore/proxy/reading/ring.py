@@ -149,6 +149,7 @@ class Ring:
     @property
     def may_grow(self) -> bool:
         """Whether the last run may still be replaced by a longer one."""
+        # A reader at `_next` was sent the last run, and would miss what is added to it.
         return self._next > self._first and self._next not in self._waiting
 
     def grow(self, run: Run) -> None:
@@ -208,6 +209,7 @@ class Ring:
 
     def _leave(self, index: int) -> None:
         if index >= self._first:
+            # `_drop_through` has forgotten the readers of dropped runs.
             self._waiting[index] -= 1
             if not self._waiting[index]:
                 del self._waiting[index]

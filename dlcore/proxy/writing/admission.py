@@ -68,6 +68,7 @@ class Limits:
 
         Raises: LogNotReadyError: too many bytes wait already, or the wait was too long.
         """
+        # A message that need not wait shall not count as waiting, and needs no timer.
         if not self.budget.take_now(self.holder, size_bytes):
             async with self.stalled(size_bytes):
                 await self.budget.take(self.holder, size_bytes)
@@ -110,6 +111,7 @@ class Limits:
         throttled_s = await self.admit(log, records, size_bytes, released)
         try:
             accepted = await accept()
+        # Also when cancelled: no future of a batch gives the memory back.
         except BaseException:
             self.budget.give(self.holder, size_bytes)
             raise
@@ -147,6 +149,7 @@ class Limits:
         if self.rates.is_limited:
             now_s = asyncio.get_running_loop().time()
             delay_s = self.rates.take(records, size_bytes, now_s=now_s)
+        # The usual case, without a timer: nothing is limited, and log and memory have room.
         has_room = not delay_s and log.writer.machine.has_room
         if has_room and self.budget.take_now(self.holder, size_bytes):
             return 0.0
@@ -164,6 +167,8 @@ class Limits:
             with log.room.waiting():
                 await log.writer.wait_for_capacity()
             await budget.take(holder, size_bytes, log.room.waiting)
+            # The log may have filled up while memory was awaited; others can use the memory
+            # meanwhile.
             if log.writer.machine.has_room:
                 return
             budget.give(holder, size_bytes)

@@ -373,6 +373,8 @@ class Balancer(Machine[BalanceState]):
 
     def _looked(self, event: Looked) -> list[Effect]:
         if self._live.look(event):
+            # The notes are about the loads of proxies that may be gone, or that began again from
+            # none.
             self._sent.clear()
         self._meters.look(event)
         self._candidates = [
@@ -429,6 +431,7 @@ class Balancer(Machine[BalanceState]):
 
     def _step(self, loads: Mapping[str, _Load]) -> list[_Candidate]:
         """Return the logs to hand over now."""
+        # A copy, because `_move` changes it while the step is planned, and nothing has moved yet.
         own = replace(self._meters.load)
         limits = _Limits.of([own, *loads.values()], self._tolerance)
         most = max(1, own.logs // _STEPS)

@@ -90,6 +90,8 @@ class ByteBudget:
             )
             turn = _Turn(size_bytes, is_alone, asyncio.get_running_loop().create_future())
             queue.append(turn)
+            # `take_now` refuses while anything waits, but limits of other holders do not concern
+            # this one.
             self._let_in()
             with contextlib.nullcontext() if is_alone else holding_up():
                 is_taken = await self._answer(holder, turn)
@@ -98,6 +100,7 @@ class ByteBudget:
         try:
             return await turn.answer
         except asyncio.CancelledError:
+            # As the first of its queue the turn may hold up others that would fit now.
             if turn.answer.cancelled():
                 self._let_in()
             elif turn.answer.result():
@@ -149,6 +152,8 @@ class ByteBudget:
                     if not self._fits(size_bytes):
                         return
                     may = self._may(holder, size_bytes)
+                    # A waiter whose reason has become the limit of its principal is woken (`may` is
+                    # False), because from now on it must not hold up its log.
                     if not may and was_alone >= self.is_due_to_principal(holder, size_bytes):
                         break
                     if may:
@@ -156,6 +161,7 @@ class ByteBudget:
                     answer.set_result(may)
                 queue.popleft()
             else:
+                # Only a queue that was emptied comes here, not one that was left by `break`.
                 del self._waiting[holder]
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The time that the owner itself gives (`producer_server.PARTING_S`).
 _PARTING_S = 1.0
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """Exceptions of a write to a call that has ended."""
@@ -288,6 +289,7 @@ class Relay:
                     self._is_writing = True
                     await self._call.write(data)
                     self._is_writing = False
+                # The memory of the message must not stay during the wait for the next one.
                 del data
                 if self._ending.is_set():
                     await self._call.done_writing()
@@ -321,6 +323,8 @@ class Relay:
         if not self._ending.is_set():
             self._reason = reason or self._reason
             self._ending.set()
+            # A message that is being written must go out before the half-close; `_take` ends the
+            # half then.
             if not self._is_writing:
                 self._endings.start(self._done_writing(), name="ending a forwarded stream")
 
@@ -334,6 +338,8 @@ class Relay:
         All forwarded messages are acknowledged by then.
         """
         await send_reply(self._context, PutReply(draining=Draining(self._location)))
+        # Without a look at the result: the client may take its time, and is refused below in any
+        # case.
         await asyncio.wait([taking], timeout=_PARTING_S)
         if not taking.done() or self._has_dropped:
             raise self._reason

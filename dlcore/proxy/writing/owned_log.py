@@ -104,6 +104,7 @@ class LogRoom:
 
     async def wait_free(self) -> None:
         """Wait until `is_free`."""
+        # Each of the two may change again during the wait for the other.
         while not self.is_free:
             await self._none_waits.wait()
             await self._writer.wait_for_capacity()
@@ -297,6 +298,7 @@ class OwnedLog:
                     return _known(found)
                 known = found.known
             rows = await self.writer.fitted_latest(batch.slice(known) if known else batch)
+            # The log may have been released, or lost, while the rows were fitted.
             if self.ending is not None:
                 raise self.ending
             try:
@@ -334,6 +336,8 @@ class OwnedLog:
         """
         async with self._conditional:
             while True:
+                # Fitted before `find_last`: no await may come between that and the write, or
+                # another record could.
                 rows = await self.writer.fitted_latest(batch)
                 last = await self.writer.find_last()
                 if mark is not None:

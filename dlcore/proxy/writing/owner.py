@@ -95,6 +95,7 @@ class WriterOpener:
     async def _locked(
         self, name: str, extension: ProxyExtension, unreached: Collection[str]
     ) -> DirectWriter:
+        # Without a wait at first: if a live proxy has the lock, the client is redirected at once.
         log = await self.open(name, lock_timeout_s=0.0)
         try:
             return await log.open_writer(extension=extension)
@@ -255,6 +256,8 @@ class LogOwner:
                 raise
             if log_id not in (None, log.log_id):
                 await self.writers.require_named(name, log_id)
+                # The client's log has this name now, so the log that is owned here was deleted or
+                # renamed.
                 error = LogNotReadyError(f"log {name!r} was created again: try again")
                 self.lost(name, log, error)
                 raise error
@@ -265,6 +268,7 @@ class LogOwner:
         return self._membership.outages.bounded()
 
     async def _get(self, name: str, unreachable: Collection[str]) -> OwnedLog:
+        # The client reached this proxy, whatever it reports.
         passed_over = set(unreachable) - {self._membership.location}
         while True:
             decision = self._ownership.ask(name, self._membership.live - passed_over)
@@ -332,6 +336,7 @@ class LogOwner:
 
         Logs with recent writes come first, a few at a time.  A log is served until its release.
         """
+        # First, so that no successor of a log is this proxy.
         await self._membership.leave()
         logs = list(self._logs.values())
         closing: set[asyncio.Future[None]] = set()
@@ -341,6 +346,8 @@ class LogOwner:
                     closing.add(self.changes.begin(name, self._close))
                 if len(closing) == _DRAINED_AT_ONCE:
                     _, closing = await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
+            # A log that was being acquired may be owned when that ends, and has to be released as
+            # well.
             running = self.changes.all()
             if not running:
                 break  # a release failed by a defect, which was reported
@@ -367,6 +374,7 @@ class LogOwner:
     async def _acquire(self, unreached: Collection[str], name: str) -> None:
         try:
             log = await self.writers.open_owned(name, unreached)
+        # Also when cancelled: requests would wait for ever for a log that stays in ACQUIRING.
         except BaseException:
             self._ownership.gone(name)
             raise
@@ -405,6 +413,7 @@ class LogOwner:
 
     async def _end_writer(self, name: str, log: OwnedLog) -> None:
         successor = self._ownership.successor(name, self._membership.live)
+        # Before the writer closes: streams hand over nothing more, and redirect their clients.
         log.end(not_here(name) if successor is None else elsewhere(name, successor))
         try:
             await log.writer.aclose()
@@ -440,6 +449,8 @@ class LogOwner:
     async def _release_idle(self) -> None:
         after_s = self._config.idle_release_s
         while True:
+            # A log is released when it was idle for at most a quarter more than the configured
+            # time.
             await asyncio.sleep(after_s / 4)
             for name in self._ownership.owned():
                 if self._logs[name].streams.idle_s() >= after_s and self._ownership.release(name):

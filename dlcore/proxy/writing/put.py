@@ -160,6 +160,8 @@ class PutService:
         location: str,
     ) -> Refusal | None:
         passing_over = msgspec.structs.replace(target, unreachable=route.unreachable)
+        # The client may have named the log by a path, which has no place for the unreachable
+        # proxies.
         opening.flight_descriptor.type = pb.FlightDescriptor.CMD
         opening.flight_descriptor.cmd = msgspec.json.encode(passing_over)
         first = opening.SerializeToString()

@@ -29,6 +29,7 @@ class TokenBucket:
         assert rate > 0
         self.rate = rate
         self._level = rate * BURST_S
+        # The first look thus finds a full bucket, whatever the zero of the clock is.
         self._at_s = float("-inf")
 
     def delay_s(self, now_s: float) -> float:
@@ -174,6 +175,7 @@ class Rates:
                 idle = [key for key, each in self._shared.items() if each.is_idle(now_s)]
                 for key in idle:
                     del self._shared[key]
+                # Doubled, so that looks at all buckets stay rare when most of them are in use.
                 self._prunes_at = max(KEPT_MAX, 2 * len(self._shared))
             scope = self._shared[what] = _Scope(what, rate)
         return scope

@@ -129,6 +129,7 @@ class Stagings:
         found = [each for each in self._kept if target.shared and each.identity == target.staging]
         if not found:
             return None
+        # The last used one, so that the others become old and are closed.
         self._kept.remove(found[-1])
         return found[-1].writer
 
@@ -179,6 +180,7 @@ async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:
         task = tasks.start(call, name="staging")
         try:
             return await outcome_of(task)
+        # The writer may be kept for another stream, so no call of it may be cut off in the middle.
         except asyncio.CancelledError:
             await asyncio.wait([task])
             raise

@@ -97,6 +97,24 @@ def test_a_writer_that_gives_up_and_stages_again_stages_all(
     staged_by(scenario)
 
 
+@pytest.mark.parametrize("kept", [0, LIMIT])
+def test_calls_at_once_follow_each_other(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come while a stream is being opened, too."""
+    monkeypatch.setattr(staging, "KEPT_BYTES_MAX", kept)
+    texts = [f"{number}" * (LIMIT // 3) for number in range(6)]
+
+    async def scenario(served: Proxies, namespace: FlightNamespace) -> None:
+        writer = await written(namespace)
+        async with asyncio.TaskGroup() as calls:
+            for text in texts:
+                calls.create_task(writer.write_batch("clicks", batch(text)))
+            staged = calls.create_task(writer.stage())
+        await committed(namespace, staged.result())
+        assert await payloads(served) == [text.encode() for text in texts]
+
+    staged_by(scenario)
+
+
 def test_a_record_that_is_too_large_is_an_error_until_it_is_discarded() -> None:
     """Earlier records are not staged without it."""
 

@@ -105,7 +105,7 @@ class RandomRecovery:
         if position in self.silent:
             return self.machine.handle(Unknown(entry_id, position, UNKNOWN))
         if entry_id < len(self.holders) and position in self.holders[entry_id]:
-            return self.machine.handle(Found(entry_of(entry_id)))
+            return self.machine.handle(Found(entry_of(entry_id), position))
         return self.machine.handle(Missing(entry_id, position))
 
 

@@ -141,7 +141,7 @@ def test_without_coverage_it_aborts_once_everybody_answered() -> None:
 def test_answers_before_the_reads_mean_nothing() -> None:
     """They cannot be about anything."""
     machine = recovery_of()
-    assert machine.handle(Found(entry_of(0))) == []
+    assert machine.handle(Found(entry_of(0), 0)) == []
     assert machine.handle(Missing(0, 0)) == []
     assert machine.handle(Unknown(0, 0, UNKNOWN)) == []
 
@@ -151,13 +151,13 @@ def test_one_copy_recovers_and_two_noes_end() -> None:
     machine = reading()
     assert machine.handle(Missing(0, 0)) == []
     entry = entry_of(0)
-    assert machine.handle(Found(entry)) == [WriteBack(entry=entry)]
-    assert machine.handle(Found(entry_of(0))) == []  # a second copy
+    assert machine.handle(Found(entry, 1)) == [WriteBack(entry=entry)]
+    assert machine.handle(Found(entry_of(0), 2)) == []  # a second copy
     assert machine.handle(WrittenBack(0, FIRST_ENSEMBLES)) == reads(1, (1, "B"), (2, "C"), (0, "A"))
     assert machine.handle(Missing(1, 1)) == []
     assert machine.handle(Missing(1, 1)) == []  # the same one again
     assert ends(machine.handle(Missing(1, 0))) == [0]
-    assert machine.handle(Found(entry_of(1))) == []  # decided
+    assert machine.handle(Found(entry_of(1), 2)) == []  # decided
 
 
 def test_an_empty_ledger_ends_at_once() -> None:
@@ -186,7 +186,7 @@ def test_one_unknown_does_not_hold_up_what_the_others_decide() -> None:
     assert ends(machine.handle(Missing(0, 2))) == [-1]
     machine = reading()
     machine.handle(Unknown(0, 0, UNKNOWN))
-    assert machine.handle(Found(entry_of(0))) == [WriteBack(entry=entry_of(0))]
+    assert machine.handle(Found(entry_of(0), 1)) == [WriteBack(entry=entry_of(0))]
 
 
 def test_where_all_must_hold_an_entry_one_no_ends_it() -> None:
@@ -201,8 +201,8 @@ def test_reading_ahead_decides_in_order_and_ends_after_writing_back() -> None:
     machine = reading(ahead=3)
     machine.handle(Missing(2, 0))
     assert machine.handle(Missing(2, 1)) == []  # the end, if 0 and 1 exist
-    assert machine.handle(Found(entry_of(1))) == []
-    assert machine.handle(Found(entry_of(0))) == [
+    assert machine.handle(Found(entry_of(1), 0)) == []
+    assert machine.handle(Found(entry_of(0), 0)) == [
         WriteBack(entry=entry_of(0)),
         WriteBack(entry=entry_of(1)),
     ]
@@ -216,7 +216,7 @@ def test_an_abort_beyond_a_recovered_entry_still_writes_it_back() -> None:
     machine = reading(ahead=2)
     for position in range(3):
         machine.handle(Unknown(1, position, UNKNOWN))
-    effects = machine.handle(Found(entry_of(0)))
+    effects = machine.handle(Found(entry_of(0), 0))
     assert effects[0] == WriteBack(entry=entry_of(0))
     assert isinstance(effects[1], AbortRecovery)
     assert machine.handle(WrittenBack(0, FIRST_ENSEMBLES)) == []
@@ -226,7 +226,7 @@ def test_an_entry_that_cannot_be_written_back_ends_it() -> None:
     """The ledger stays as it is, before its end is known and after."""
     for noes in ((), (0, 1)):
         machine = reading(ahead=2)
-        machine.handle(Found(entry_of(0)))
+        machine.handle(Found(entry_of(0), 0))
         for position in noes:
             assert machine.handle(Missing(1, position)) == []
         (abort,) = machine.handle(WriteBackFailed(UNKNOWN))
@@ -237,7 +237,7 @@ def test_an_entry_that_cannot_be_written_back_ends_it() -> None:
         for event in (
             WriteBackFailed(UNKNOWN),
             WrittenBack(0, FIRST_ENSEMBLES),
-            Found(entry_of(1)),
+            Found(entry_of(1), 0),
         ):
             assert machine.handle(event) == []
 
@@ -274,7 +274,7 @@ def test_a_lac_that_one_bookie_tells_and_a_quorum_disproves_is_no_start(lac: int
     assert {each.entry_id for each in effects if isinstance(each, ReadEntry)} == set(
         range(6, min(lac, 9) + 1)
     )
-    assert machine.handle(Found(entry_of(6, body=b"x", ledger_bytes=60))) == []
+    assert machine.handle(Found(entry_of(6, body=b"x", ledger_bytes=60), 0)) == []
     assert starts(refused(machine, 7, 1, 2)) == [5]
 
 
@@ -282,9 +282,9 @@ def test_a_lac_that_one_bookie_tells_and_a_quorum_disproves_is_no_start(lac: int
 def test_a_lac_of_one_bookie_that_no_other_disproves_is_the_start(*, is_held: bool) -> None:
     """As BookKeeper has it: what was acknowledged is never read again to be lost."""
     machine, _ = claimed(7, 5)
-    machine.handle(Found(entry_of(6, body=b"x", ledger_bytes=60)))
+    machine.handle(Found(entry_of(6, body=b"x", ledger_bytes=60), 0))
     if is_held:
-        effects = machine.handle(Found(entry_of(7, body=b"x", ledger_bytes=61)))
+        effects = machine.handle(Found(entry_of(7, body=b"x", ledger_bytes=61), 0))
     else:
         machine.handle(Unknown(7, 0, UNKNOWN))
         machine.handle(Unknown(7, 1, UNKNOWN))
@@ -301,7 +301,7 @@ def test_a_bookie_that_answers_alone_is_asked_for_the_newest_entry() -> None:
             each.entry_id for each in machine.handle(Fenced(0, 9)) if isinstance(each, ReadEntry)
         ] == [9, 9]
         if holds:
-            assert starts(machine.handle(Found(entry_of(9, body=b"x", ledger_bytes=9)))) == [9]
+            assert starts(machine.handle(Found(entry_of(9, body=b"x", ledger_bytes=9), 0))) == [9]
         else:
             assert starts(machine.handle(Missing(9, 0))) == [-1]
 
@@ -310,19 +310,21 @@ def test_an_entry_that_does_not_count_on_from_the_one_before_has_no_owner() -> N
     """The ledger ends before it where a quorum does not hold it; another copy is taken."""
     forged = entry_of(6, body=b"forged", ledger_bytes=6)
     machine, _ = claimed(5, 5)
-    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50)))
-    assert machine.handle(Found(forged)) == []
+    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50), 0))
+    assert machine.handle(Found(forged, 0)) == []
     assert ends(refused(machine, 6, 1, 2)) == [5]
 
     machine, _ = claimed(5, 5)
-    assert machine.handle(Found(forged)) == []
+    assert machine.handle(Found(forged, 0)) == []
     own = entry_of(6, body=b"own", ledger_bytes=53)
-    assert machine.handle(Found(own)) == []
-    assert machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50))) == [WriteBack(entry=own)]
+    assert machine.handle(Found(own, 1)) == []
+    assert machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50), 0)) == [
+        WriteBack(entry=own)
+    ]
 
     machine, _ = claimed(5, 5)
-    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50)))
-    machine.handle(Found(forged))
+    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50), 0))
+    machine.handle(Found(forged, 0))
     machine.handle(Missing(6, 1))
     (abort,) = machine.handle(Unknown(6, 2, UNKNOWN))
     assert isinstance(abort, AbortRecovery)
@@ -332,17 +334,39 @@ def test_an_entry_that_does_not_count_on_from_the_one_before_has_no_owner() -> N
 def test_entries_of_an_ack_quorum_are_recovered_whatever_it_counts() -> None:
     """It may have been acknowledged."""
     machine, _ = claimed(5, 5)
-    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=7)))
+    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=7), 0))
     own = entry_of(6, body=b"own", ledger_bytes=53)
-    assert machine.handle(Found(own)) == []
-    assert machine.handle(Found(own)) == [WriteBack(entry=own)]
+    assert machine.handle(Found(own, 0)) == []
+    assert machine.handle(Found(own, 1)) == [WriteBack(entry=own)]
+
+
+def test_a_bookie_that_answers_twice_has_one_copy() -> None:
+    """The check of a claim and the recovery ask for the same entry: one bookie proves nothing."""
+    machine, _ = claimed(5, 3)
+    assert starts(refused(machine, 4, 1, 2)) == [3]
+    machine.handle(Found(entry_of(3, body=b"x", ledger_bytes=30), 0))
+    forged = entry_of(4, body=b"forged", ledger_bytes=999)
+    for _ in range(2):
+        assert machine.handle(Found(forged, 0)) == []
+    assert machine.handle(Missing(4, 1)) == []
+    assert ends(machine.handle(Missing(4, 2))) == [3]
+
+
+def test_a_bookie_that_answers_twice_is_one_that_answered() -> None:
+    """Recovery waits for the others before it aborts."""
+    machine = reading()
+    machine.handle(Missing(0, 0))
+    assert machine.handle(Unknown(0, 0, UNKNOWN)) == []
+    assert machine.handle(Unknown(0, 1, UNKNOWN)) == []
+    entry = entry_of(0)
+    assert machine.handle(Found(entry, 2)) == [WriteBack(entry=entry)]
 
 
 def test_where_the_entry_before_cannot_be_read_any_copy_will_do() -> None:
     """One copy recovers an entry."""
     machine, _ = claimed(5, 5)
     own = entry_of(6, body=b"own", ledger_bytes=53)
-    assert machine.handle(Found(own)) == []
+    assert machine.handle(Found(own, 0)) == []
     for position in (0, 1):
         assert machine.handle(Unknown(5, position, UNKNOWN)) == []
     assert machine.handle(Missing(5, 2)) == [WriteBack(entry=own)]
@@ -413,7 +437,7 @@ def test_a_ledger_that_is_closed_needs_no_recovery() -> None:
 def closing_machine() -> tuple[LedgerRecovery, list[Effect]]:
     """Return a recovery that wrote entry 5 back to another bookie, and how it stores the end."""
     machine, _ = claimed(4, 4, ensembles=ENSEMBLES)
-    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50)))
+    machine.handle(Found(entry_of(5, body=b"x", ledger_bytes=50), 0))
     machine.handle(WrittenBack(5, RECOVERED.ensembles))
     return machine, refused(machine, 6, 0, 1)
 
@@ -476,7 +500,7 @@ def measuring() -> LedgerRecovery:
 def test_the_length_is_that_of_the_last_frame_which_is_read_if_it_was_not() -> None:
     """A length that was guessed would be believed for ever: without it the ledger stays."""
     known, _ = claimed(5, 5)
-    known.handle(Found(entry_of(5, body=b"x", ledger_bytes=50)))
+    known.handle(Found(entry_of(5, body=b"x", ledger_bytes=50), 0))
     for effects in (refused(known, 6, 0, 1), measuring().handle(LengthRead(50))):
         (store,) = effects
         assert isinstance(store, StoreMetadata)

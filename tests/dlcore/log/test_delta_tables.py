@@ -20,6 +20,7 @@ from dlcore.log.cold.files_kept import FilesKept
 from dlcore.log.cold.parquet import POSITIONS, columns_of_object
 from dlcore.log.cold.stores import StoredObjects
 from dlcore.log.cold.table_format import AddedFile, TableSeen
+from tests.fixtures.table_readers import rows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +116,7 @@ def test_only_later_commits_are_read(scene: Scene, monkeypatch: pytest.MonkeyPat
         assert [int(each[:20]) for each in read] == [3, 4, 5]
     scene.commit(6, removes=list(scene.look().files)[:2])
     assert scene.look().version == 5
-    assert DeltaTable(scene.url).to_pyarrow_table().num_rows == 4
+    assert rows_of(DeltaTable(scene.url)).num_rows == 4
 
 
 def test_commits_of_the_library_are_read(scene: Scene) -> None:

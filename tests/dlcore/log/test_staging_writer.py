@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlcore.base.errors import (
+    AlreadyClosedError,
     AppendMismatchError,
     ConfigurationError,
     LogNotFoundError,
@@ -15,7 +17,8 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.log.metadata.commits import SharedStaging
-from dlcore.log.upkeep.staged import drop
+from dlcore.log.upkeep.staged import create_staged_ledger, drop
+from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 from tests.fixtures.staged_records import batch, ledgers, payloads_of, staged_nodes
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.nodes import StagedNode
     from dlcore.log.metadata.segment import StagedExtent
@@ -83,6 +87,69 @@ def test_a_strict_append_is_never_taken_for_another() -> None:
         with pytest.raises(AppendMismatchError, match="nothing of it to 'clicks'"):
             await append(6, "clicks")
         assert await payloads_of(log) == ["4", "5"]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("stages", [False, True])
+def test_calls_at_once_follow_each_other(*, stages: bool) -> None:
+    """Each batch needs several entries: a call waits for ledgers between the first and the last."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("views")
+        views = await namespace.open_log("views")
+        big = "x" * CONFIG.entry_bytes
+        writer: DirectStagingWriter = await namespace.open_staging_writer(identity="job")
+        staged: list[StagedExtent] = []
+
+        async def stage() -> None:
+            staged.extend(await writer.stage())
+
+        async with asyncio.TaskGroup() as calls:
+            for number in range(3):
+                for name in ("clicks", "views"):
+                    rows = batch(*(f"{number}{row}{big}" for row in range(3)))
+                    calls.create_task(writer.write_batch(name, rows))
+                if stages:
+                    calls.create_task(stage())
+        await stage()
+        append = await namespace.begin_append("job", 1)
+        await append.commit(staged)
+        expected = [f"{number}{row}" for number in range(3) for row in range(3)]
+        for each in (log, views):
+            assert [payload[:2] for payload in await payloads_of(each)] == expected
+        await writer.aclose()
+
+    on_log(body)
+
+
+def test_a_writer_that_is_closed_while_it_begins_a_ledger_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call is refused, and its ledger goes with the others."""
+    is_made, may_go = asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any, **named: Any) -> LedgerWriter:
+        ledger = await create_staged_ledger(*arguments, **named)
+        is_made.set()
+        await may_go.wait()
+        return ledger
+
+    monkeypatch.setattr("dlcore.log.staging.writer.create_staged_ledger", slow)
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        writer = await cluster.namespaces[0].open_staging_writer(identity="job")
+        big = batch("x" * 2 * CONFIG.entry_bytes, "y")
+        writing = asyncio.ensure_future(writer.write_batch(log.name, big))
+        await is_made.wait()
+        closing = asyncio.ensure_future(writer.aclose())
+        await until(lambda: writer._closed)
+        may_go.set()
+        with pytest.raises(AlreadyClosedError):
+            await writing
+        await closing
+        assert not staged_nodes(cluster)
 
     on_log(body)
 

@@ -31,6 +31,7 @@ from dlcore.log.cold.table_format import (
 )
 from dlcore.log.typed.arrow import first_schema
 from tests.fixtures.aio import run
+from tests.fixtures.table_readers import rows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +120,7 @@ def test_each_type_as_readers_of_delta_give_it(name: str, tmp_path: Path) -> Non
     assert missing_fields(seen.fields, fields_of(columns)) == []
     expected = rows["x"].cast(pa.schema([("x", kind)]).field(0).type).to_pylist()
     found = {
-        "arrow": DeltaTable(url).to_pyarrow_table()["x"].to_pylist(),
+        "arrow": rows_of(DeltaTable(url))["x"].to_pylist(),
         "polars": polars.scan_delta(url).collect()["x"].to_list(),
         "datafusion": pa.table(
             QueryBuilder().register("t", DeltaTable(url)).execute("SELECT x FROM t")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlcore.base.access.rights import ANONYMOUS, Caller
-from dlcore.base.errors import MetadataConnectionError
+from dlcore.base.errors import AlreadyClosedError, MetadataConnectionError
 from dlcore.flight.forwards import Forwarder
 from dlcore.metadata.stored import decode, encode
 from dlcore.proxy import membership
@@ -22,6 +22,11 @@ from tests.fixtures.memory_namespace import memory_cluster
 async def broken() -> None:
     """Be a store that does not answer."""
     raise MetadataConnectionError("no answer")
+
+
+async def closed() -> None:
+    """Be the store of a session that was closed."""
+    raise AlreadyClosedError("the session is closed")
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
@@ -58,7 +63,7 @@ def test_a_proxy_that_leaves_without_an_answer_still_vanishes(
 def test_one_that_cannot_vanish_goes_with_its_session(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is logged; one that is gone already is no error."""
+    """That is logged; a node that is gone already is no error, nor is a session that is closed."""
 
     async def body() -> None:
         async with memory_cluster() as cluster:
@@ -70,6 +75,8 @@ def test_one_that_cannot_vanish_goes_with_its_session(
             await leaving.presence._vanish()
             store.disarm()
             await leaving.leave()
+            await leaving.presence._vanish()
+            store.before_each("delete", closed)
             await leaving.presence._vanish()
             await leaving.aclose()
         (logged,) = caplog.messages[-1:]

@@ -27,7 +27,7 @@ from dlcore.ops.cli.console.values import end_count, payload_value, row_value
 from dlcore.ops.cli.rows import RowReader, TypedRow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
@@ -50,10 +50,16 @@ class Looking:
     """Answers about a cluster and its logs; `repairs` are the ledgers that lack copies."""
 
     def __init__(
-        self, namespace: Namespace, *, tls: TlsFiles | None, repairs: RepairList | None
+        self,
+        namespace: Namespace,
+        *,
+        tls: TlsFiles | None,
+        token: Callable[[], str] | None,
+        repairs: RepairList | None,
     ) -> None:
         self._namespace = namespace
         self._tls = tls
+        self._token = token
         self._repairs = repairs
         self._rates = values.Rates()
         self._few = asyncio.Semaphore(_AT_ONCE)
@@ -92,11 +98,14 @@ class Looking:
         }
 
     async def _health(self, location: str) -> dict[str, Any]:
-        tls = self._tls if location.startswith("grpc+tls://") else None
+        is_tls = location.startswith("grpc+tls://")
+        tls = self._tls if is_tls else None
+        # A location that a proxy names must not take a token out of TLS.
+        token = self._token if is_tls or self._tls is None else None
         try:
             async with (
                 self._few,
-                Endpoint(location, patience_s=_PROXY_S, tls=tls) as calls,
+                Endpoint(location, patience_s=_PROXY_S, tls=tls, token=token) as calls,
             ):
                 health = await act(calls, actions.HEALTH, NoRequest())
         except DLError as error:
@@ -130,6 +139,7 @@ class Looking:
 
     async def _names(self) -> list[str]:
         """Return all names, read again after a while: each list reads every name there is."""
+        # One list at a time: pages that come meanwhile wait for it, and use it.
         async with self._listing:
             began_s = steady_s()
             if began_s >= self._due_s:
@@ -232,6 +242,7 @@ async def _next(reader: AsyncLogReader | RowReader) -> Sequence[LogRecordWithDLS
 async def _records(reader: AsyncLogReader | RowReader) -> AsyncGenerator[bytes, None]:
     while True:
         async with side_tasks() as tasks:
+            # A task, because a timeout of `wait` does not cancel the read.
             reading = tasks.start(_next(reader), name="reading for a tail")
             while not (await asyncio.wait({reading}, timeout=KEEP_S))[0]:
                 yield b": waiting\n\n"

@@ -68,6 +68,7 @@ class Rates:
         """Return the rate of a log with so many records so far; None at the first look."""
         sample = self._samples.setdefault(log_id, _Sample(now_s, count))
         self._samples.move_to_end(log_id)
+        # Several pages may look within moments, and a rate of so short a time would jump.
         if now_s - sample.at_s >= self._period_s:
             sample.rate = max(0, count - sample.count) / (now_s - sample.at_s)
             sample.at_s, sample.count = now_s, count

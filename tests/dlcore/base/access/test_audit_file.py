@@ -77,6 +77,33 @@ def test_a_full_file_is_kept_under_another_name(tmp_path: Path) -> None:
     assert total == 10
 
 
+def test_a_full_file_is_replaced_later_if_no_other_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full one has its other name by then, and lines follow once there is a new one."""
+    path = tmp_path / "audit.jsonl"
+
+    def failing(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def scenario() -> None:
+        file = AuditFile(path, file_bytes_max=300)
+        file.write(LINE)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", failing)
+            file.write(LINE)
+        with pytest.raises(LogNotReadyError, match="too many open files"):
+            file.require_writable()
+        file.write(LINE)
+        file.require_writable()
+        await file.aclose()
+
+    run(scenario())
+    (full,) = tmp_path.glob("audit.jsonl.*")
+    count, digest = verify(lines_of(full))
+    assert (count, verify(lines_of(path), digest=digest)[0]) == (1, 1)
+
+
 def test_denials_are_counted_when_they_are_many(tmp_path: Path) -> None:
     """A stranger may ask a thousand times in a second; each principal is counted alone."""
     path = tmp_path / "audit.jsonl"

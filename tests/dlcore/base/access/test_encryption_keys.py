@@ -80,6 +80,7 @@ def test_a_command_gives_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("import sys; sys.exit('no such key in the vault')", "exit code 1: no such key in"),
         ("print('no keys')", "line 1: expected a name"),
         ("import time; time.sleep(60)", "no answer within 0.2 s"),
+        (f"print('x' * {key_sources.SIZE_BYTES_MAX})", "it prints more than 1048576 bytes"),
     ],
 )
 def test_a_command_that_gives_none_is_refused(
@@ -89,6 +90,20 @@ def test_a_command_that_gives_none_is_refused(
     monkeypatch.setattr(encryption_keys, "_COMMAND_S", 0.2 if "sleep" in script else 30.0)
     with pytest.raises(ConfigurationError, match=f"encryption_keys=.*{why}"):
         asyncio.run(EncryptionKeys.open(f'command:{sys.executable} -c "{script}"'))
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    """Cut off, its last keys would be missing without a word."""
+    path = tmp_path / "keys"
+    write_keys(path, "k")
+    with path.open("ab") as file:
+        file.write(b"#" * (key_sources.SIZE_BYTES_MAX - path.stat().st_size))
+    keys = asyncio.run(EncryptionKeys.open(str(path)))
+    assert keys.known.names == "k"
+    with path.open("ab") as file:
+        file.write(b"#")
+    with pytest.raises(ConfigurationError, match="expected 1048576 bytes at most"):
+        asyncio.run(EncryptionKeys.open(str(path)))
 
 
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:

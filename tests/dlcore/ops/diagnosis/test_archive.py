@@ -88,9 +88,30 @@ def test_a_file_that_is_no_archive_is_refused(
     with pytest.raises(ConfigurationError, match="is no archive"):
         read_archive(made(f"dlog-bundle/{MANIFEST}.json", b"{"))
     assert read_archive(made(f"dlog-bundle/{MANIFEST}.json", b"{}")).texts["folder"] == ""
+    with pytest.raises(ConfigurationError, match="is no archive"):
+        read_archive(made(f"dlog-bundle/{MANIFEST}.json", b"[" * 100_000))
     monkeypatch.setattr(archive, "_BYTES_MAX", 10)
     with pytest.raises(ConfigurationError, match="expected at most 10000 files of 10 bytes"):
         read_archive(made("dlog-bundle/a.txt", bytes(11)))
     monkeypatch.setattr(archive, "_FILES_MAX", 2)
     with pytest.raises(ConfigurationError, match="expected at most 2 files"):
         read_archive(made("dlog-bundle/a.txt", b""))
+
+
+def test_a_link_in_an_archive_leads_nowhere(tmp_path: Path) -> None:
+    """Neither to a file, which many links could repeat beyond the bound, nor to none."""
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz") as written:
+        for name, data in ((f"{MANIFEST}.json", b"{}"), ("a.txt", b"text")):
+            member = tarfile.TarInfo(f"dlog-bundle/{name}")
+            member.size = len(data)
+            written.addfile(member, io.BytesIO(data))
+        for name, kind, at in (
+            ("b.txt", tarfile.LNKTYPE, "dlog-bundle/a.txt"),
+            ("c.txt", tarfile.SYMTYPE, "a.txt"),
+            ("d.txt", tarfile.LNKTYPE, "none"),
+        ):
+            link = tarfile.TarInfo(f"dlog-bundle/{name}")
+            link.type, link.linkname = kind, at
+            written.addfile(link)
+    assert read_archive(path).texts == {"a.txt": "text", "b.txt": "", "c.txt": "", "d.txt": ""}

@@ -35,7 +35,7 @@ from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 from tests.fixtures.s3 import s3_server
-from tests.fixtures.table_readers import TableView, delete_table, table_view
+from tests.fixtures.table_readers import TableView, delete_table, rows_of, table_view
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -259,7 +259,7 @@ def test_columns_that_are_added_and_parts_of_columns(tmp_path: Path) -> None:
         await scene.write(rows=1, n=pa.array([3], pa.int16()), p=[{"x": 1, "y": ["a"]}], t=[None])
         await scene.follow()
         await scene.check()
-        found = DeltaTable(scene.url).to_pyarrow_table().sort_by("_sequence_id").to_pylist()
+        found = rows_of(DeltaTable(scene.url)).sort_by("_sequence_id").to_pylist()
         assert [each["n"] for each in found][59:] == [None, 1, 2, 3]
         assert [each["p"] for each in found][59:] == [
             None,
@@ -275,7 +275,7 @@ def test_columns_that_are_added_and_parts_of_columns(tmp_path: Path) -> None:
         shutil.rmtree(f"{scene.folder}/_delta_log")
         await scene.follow()
         await scene.check()
-        again = DeltaTable(scene.url).to_pyarrow_table().sort_by("_sequence_id")
+        again = rows_of(DeltaTable(scene.url)).sort_by("_sequence_id")
         assert again["n"].to_pylist()[59:] == [None, 1, 2, 3]
 
     on_table(tmp_path, body)

@@ -30,6 +30,7 @@ from tests.dlcore.ops.upkeep.test_table_keeper import (
     remove,
     sweep,
 )
+from tests.fixtures.table_readers import rows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_table_of_others_is_refused(tmp_path: Path) -> None:
         shutil.rmtree(f"{scene.folder}/_delta_log")
         await scene.follow()
         await scene.check()
-        write_deltalake(scene.url, DeltaTable(scene.url).to_pyarrow_table()[:1], mode="append")
+        write_deltalake(scene.url, rows_of(DeltaTable(scene.url))[:1], mode="append")
         await scene.refused(TableError, "which dlog did not add")
         shutil.rmtree(f"{scene.folder}/_delta_log")
         await scene.follow()

@@ -12,9 +12,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from kio.static.constants import EntityType
 
+from dlcore.base.access.rights import ANONYMOUS
 from dlcore.base.clock import steady_s
 from dlcore.base.ids import DLSN
 from dlcore.proxy.kafka import groups, messages
+from dlcore.proxy.kafka.group import Join, Joined, Leave
 from dlcore.proxy.kafka.topics import node_of
 from tests.dlcore.proxy.kafka.test_server import (
     DENIED,
@@ -412,5 +414,51 @@ def test_groups_are_bounded_and_end_with_their_members(monkeypatch: pytest.Monke
                 await joining
             await until(lambda: not led)
             assert (await other.join()).error_code == 0
+
+    with_proxies("a")(scenario)
+
+
+def test_a_cancelled_call_leaves_its_member_to_its_session() -> None:
+    """It is the driver that says so: a member whose call is gone must not count as joined."""
+
+    async def scenario(served: Proxies) -> None:
+        await started(served)
+        kafka = served.servers[-1].kafka
+        assert kafka is not None
+        assert kafka._serving is not None
+        led_here = kafka._serving[0].groups
+        led = led_here._led["g"] = groups._Led(ANONYMOUS, "token")
+
+        async def join(member: str, new: str, session_s: float) -> Joined:
+            found = await led_here._asked(
+                "g",
+                led,
+                lambda call, now_s: Join(
+                    call=call,
+                    member=member,
+                    new=new,
+                    kind="consumer",
+                    protocols={"range": b"x"},
+                    session_s=session_s,
+                    rebalance_s=30.0,
+                    now_s=now_s,
+                ),
+            )
+            assert isinstance(found, Joined)
+            return found
+
+        assert (await join("", "one", 30.0)).leader == "one"
+        joining = asyncio.create_task(join("", "two", 0.2))
+        await until(lambda: len(led.machine) == 2)
+        joining.cancel()
+        await asyncio.wait([joining])
+        found = await join("one", "", 30.0)
+        assert [name for name, _ in found.members] == ["one"]
+        joining = asyncio.create_task(join("", "three", 0.2))
+        await until(lambda: len(led.machine) == 2)
+        joining.cancel()  # the round ends before its task takes notice
+        led_here._handle("g", led, Leave(call=-1, member="one", now_s=steady_s()))
+        await asyncio.wait([joining])
+        await until(lambda: "g" not in led_here._led)
 
     with_proxies("a")(scenario)

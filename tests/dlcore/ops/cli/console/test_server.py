@@ -303,7 +303,7 @@ def test_a_console_over_proxies_has_its_users_rights(tmp_path: Path, issuer: Iss
     """A reader looks and cannot change; a manager can. Proxies tell of themselves alone."""
 
     async def scenario(proxies: Proxies) -> None:
-        await proxies.start(**issuer.trusted_in(tmp_path))
+        await proxies.start(**issuer.trusted_in(tmp_path), anonymous="refused")
         location = proxies.servers[0].location
         direct = proxies.cluster.namespaces[0]
         await direct.change_access_rules(
