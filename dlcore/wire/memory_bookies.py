@@ -34,7 +34,7 @@ from dlcore.wire.port import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -272,7 +272,7 @@ class MemoryBookieClient(BookieClient):
         first_entry_id: int,
         last_entry_id: int,
         stride: int = 1,
-    ) -> AsyncIterator[Sequence[bytes | memoryview]]:
+    ) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
         """Stream frames in chunks."""
         chunk: list[bytes | memoryview] = []
         size = 0

@@ -16,7 +16,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -148,7 +148,7 @@ class BookieClient(Protocol):
         first_entry_id: int,
         last_entry_id: int,
         stride: int = 1,
-    ) -> AsyncIterator[Sequence[bytes | memoryview]]:
+    ) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
         """Stream the frames of entries first, first + stride, … ≤ last, in order, many per item.
 
         Raises:

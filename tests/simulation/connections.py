@@ -175,7 +175,7 @@ class SimBookieClient(BookieClient):
         first_entry_id: int,
         last_entry_id: int,
         stride: int = 1,
-    ) -> AsyncIterator[Sequence[bytes | memoryview]]:
+    ) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
         """Stream frames."""
         stream = self._open(
             bookie,

@@ -69,7 +69,7 @@ def _recovery(machine: LedgerRecovery) -> str:
 def _lane(machine: ReadLane) -> str:
     if machine.is_done:
         return "done"
-    return f"streams {len(machine._open)}, failed {len(machine._answers)}"
+    return f"streams {len(machine.streams)}, failed {len(machine._answers)}"
 
 
 def _status(machine: StorageStatus) -> str:
@@ -110,7 +110,7 @@ MACHINES = (
         _recovery,
         ("handle",),
     ),
-    _Machine(ReadLane, _lane, ("start", "received", "failed", "silent")),
+    _Machine(ReadLane, _lane, ("read_on", "received", "failed", "silent")),
     _Machine(Writes, _storage, ("add_entry", "write_lac", "fence", "repair_entry")),
     _Machine(
         Reads,

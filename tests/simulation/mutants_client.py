@@ -19,12 +19,11 @@ from dlcore.base.errors import (
     DigestMismatchError,
     DLError,
     LedgerFencedError,
-    LedgerReadError,
 )
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState, write_set
 from dlcore.ledger.reading import reader as reader_module
 from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
-from dlcore.ledger.reading.range_read import RangeReader
+from dlcore.ledger.reading.range_read import RangeReader, ReadLane
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering import (
     recovery as recovery_module,
@@ -425,14 +424,7 @@ def a_read_relies_on_the_lac() -> Iterator[None]:
 @contextlib.contextmanager
 def a_read_gives_up_after_one_replica() -> Iterator[None]:
     """Section 1.3: the error of one bookie is passed on, and no other one is asked."""
-    failed = RangeReader._failed
-
-    def give_up(self: RangeReader, lane: Any, bookie: Any, error: DLError, now: float) -> Any:
-        effects = failed(self, lane, bookie, error, now)
-        lane.error = LedgerReadError(f"{bookie}: {error}")
-        return effects
-
-    with patch.object(RangeReader, "_failed", give_up):
+    with patch.object(ReadLane, "has_failed", property(lambda lane: bool(lane._answers))):
         yield
 
 
@@ -442,8 +434,8 @@ def chunks_are_passed_on_as_they_come() -> Iterator[None]:
 
     def take_any(self: RangeReader) -> Sequence[EntryFrame]:
         for lane in self._lanes:
-            if entries := self._next_chunk(lane):
-                return entries
+            if lane.ready:
+                return lane.ready.popleft()
         return ()
 
     with patch.object(RangeReader, "_merged", take_any):

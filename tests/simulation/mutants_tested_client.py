@@ -232,7 +232,7 @@ def a_reader_keeps_its_metadata() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_reader.py::test_a_silent_replica_costs_the_speculative_delay")
 def reads_wait_for_the_time_out() -> Iterator[None]:
     """Section 1.3: a replica that is silent is waited for, though another one could answer."""
-    with patch.object(ReadLane, "silent", lambda _: []):
+    with patch.object(ReadLane, "silent", lambda *_: []):
         yield
 
 

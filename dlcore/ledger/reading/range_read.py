@@ -10,16 +10,16 @@ for the same entry; the error names the answer of each.
 
 A failure counts against a replica only for the entry that it was about.
 
-`RangeReader` verifies what arrives, measures silence, and merges the lanes.  A lane whose entries
-wait for their turn is not read on.  Damage counts as an answer, not as silence.  The caller's time
-is not the bookies' silence: that is measured from when the caller took entries last.
+The caller asks for entries, works at them, and asks again.  Lanes are read ahead meanwhile, each by
+one chunk.  While the caller waits, a lane whose chunk waits for those of other lanes is read on by
+one more.  An error is handed over after the entries before it.  Silence is measured while the
+caller waits: the time that it works is not the bookies' silence, and damage is an answer.
 
 The driver is `dlcore.ledger.reading.range_read_driver`.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
@@ -38,7 +38,7 @@ from dlcore.ledger.metadata.values import write_set
 from dlcore.wire.frames import FrameRun, decode_frame, decode_run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from dlcore.base.config import QuorumConfig
     from dlcore.base.ids import BookieId
@@ -47,36 +47,85 @@ if TYPE_CHECKING:
 
 
 class RangeState(State):
-    """The state of the machine; FAILING and READ are final."""
+    """The state of the machine; READ and FAILED are final."""
 
     READY = "no stream is open yet"
-    READING = "the next entries are read, or wait to be taken"
-    FAILING = "no replica of a lane has its next entry; those before it may still be taken"
-    READ = "all entries were taken"
+    WAITING = "the caller waits for the entries that come next"
+    READING_AHEAD = "the caller works at entries, and the next ones are read ahead"
+    READ = "the last entries were handed over"
+    FAILED = "the caller got an error"
 
 
-_S = RangeState
+_READY, _WAITING, _READING_AHEAD, _READ, _FAILED = RangeState
+
 TRANSITIONS = Transitions(
-    _S.READY,
+    _READY,
     {
-        _S.READY: {_S.READING: "begin"},
-        _S.READING: {_S.READ: "the last entry is taken", _S.FAILING: "every replica failed"},
-        _S.FAILING: {},
-        _S.READ: {},
+        _READY: {_WAITING: "entries are wanted"},
+        _WAITING: {
+            _READING_AHEAD: "entries are handed over",
+            _READ: "the last entries are handed over",
+            _FAILED: "every replica failed for the next one, or a defect",
+        },
+        _READING_AHEAD: {_WAITING: "more entries are wanted"},
+        _READ: {},
+        _FAILED: {},
     },
 )
 
+_READY_MAX = 2
+"""The chunks of a lane that wait for their turn, at most."""
 
 Frames: TypeAlias = "Sequence[bytes | memoryview]"
+
+# Times are of any clock, in seconds.
+
+
+class Wanted(NamedTuple):
+    """Event: the caller waits for the entries that come next; the first one opens the streams."""
+
+    now: float
+
+
+class Arrived(NamedTuple):
+    """Event: the next chunk of an open stream, its error, or None, if it has ended."""
+
+    lane: int
+    bookie: BookieId
+    outcome: Frames | DLError | None
+    now: float
+
+
+class Tick(NamedTuple):
+    """Event: the time of `TickAt` has come."""
+
+    now: float
+
+
+class Broke(NamedTuple):
+    """Event: nothing can go on, because of a defect."""
+
+    error: BaseException
+
+
+Event: TypeAlias = Wanted | Arrived | Tick | Broke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStream:
-    """Effect: read from `bookie`, starting with `first_entry_id`, and fetch the first chunk."""
+    """Effect: read entries first, first + `stride`, … from `bookie`, and fetch the first chunk."""
 
     bookie: BookieId
     first_entry_id: int
+    stride: int = 1
     lane: int = 0
+
+
+class FetchNext(NamedTuple):
+    """Effect: fetch the next chunk of an open stream."""
+
+    bookie: BookieId
+    lane: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,30 +136,61 @@ class CloseStream:
     lane: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deliver:
-    """Effect: these entries come next."""
+class Deliver(NamedTuple):
+    """Effect: these entries come next, for the waiting caller."""
 
     entries: Sequence[EntryFrame]
+    is_last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailRead:
-    """Effect: no replica could give the next entry."""
+class Fail(NamedTuple):
+    """Effect: the waiting caller gets this error; nothing follows."""
 
-    error: LedgerReadError
+    error: BaseException
 
 
-LaneEffect: TypeAlias = OpenStream | CloseStream | Deliver | FailRead
+class TickAt(NamedTuple):
+    """Effect: feed a `Tick` at this time; there is one such time at most."""
+
+    at_s: float
+
+
+class NoteRead(NamedTuple):
+    """Effect: note how a bookie answered, for the next choice of a replica."""
+
+    bookie: BookieId
+    is_good: bool
+
+
+class TellFailure(NamedTuple):
+    """Effect: log why a stream is given up."""
+
+    bookie: BookieId
+    entry_id: int
+    error: DLError
+
+
+Effect: TypeAlias = (
+    OpenStream | FetchNext | CloseStream | Deliver | Fail | TickAt | NoteRead | TellFailure
+)
+
+
+@dataclass(slots=True)
+class _Stream:
+    next_entry_id: int
+    since: float  # when its present chunk began to be fetched
+    is_fetching: bool = True
 
 
 class ReadLane:
-    """Entries `first_entry_id`, + `stride`, … up to `last_entry_id` from the given replicas."""
+    """Entries `first_entry_id`, + `stride`, … up to `last_entry_id` from the given replicas.
+
+    It chooses the replicas to ask, and keeps the chunks that wait for their turn.
+    """
 
     def __init__(
         self,
         *,
-        ledger_id: int,
         replicas: Sequence[BookieId],
         first_entry_id: int,
         last_entry_id: int,
@@ -119,83 +199,110 @@ class ReadLane:
     ) -> None:
         assert replicas
         assert stride >= 1
-        self.next_entry_id = first_entry_id
+        self.next_entry_id = first_entry_id  # the next one to arrive
         self.last_entry_id = last_entry_id
         self.stride = stride
         self.number = number
-        self._ledger_id = ledger_id
+        self.streams: dict[BookieId, _Stream] = {}  # the open ones
+        self.ready: deque[Sequence[EntryFrame]] = deque()  # chunks that wait for their turn
+        self.taken = 0  # entries of the first ready chunk that are handed over already
+        self.quiet_since = 0.0
         self._order = list(replicas)  # the order to ask in; one that fails goes to the end
-        self._open: set[BookieId] = set()
         self._answers: dict[BookieId, DLError] = {}  # failures for the next entry
 
     @property
     def is_done(self) -> bool:
-        """Whether every entry was delivered."""
+        """Whether every entry has arrived."""
         return self.next_entry_id > self.last_entry_id
 
-    def start(self) -> list[LaneEffect]:
-        """Open the first stream."""
-        return [] if self.is_done else self._ask_another()
+    @property
+    def is_awaited(self) -> bool:
+        """Whether only a bookie can go on, so that its silence counts."""
+        return bool(self.streams) and not self.ready
 
-    def received(self, bookie: BookieId, entries: Sequence[EntryFrame]) -> list[LaneEffect]:
-        """Take verified entries of an open stream, in the stream's order."""
-        if bookie not in self._open:
+    @property
+    def has_failed(self) -> bool:
+        """Whether every replica has failed for the next entry to arrive."""
+        return len(self._answers) == len(self._order)
+
+    def restart_clocks(self, now: float) -> None:
+        """Measure all silence from now on."""
+        self.quiet_since = now
+        for stream in self.streams.values():
+            stream.since = now
+
+    def received(self, bookie: BookieId, entries: Sequence[EntryFrame]) -> list[CloseStream]:
+        """Take verified entries of an open stream; no other stream is needed after new ones."""
+        if not entries or entries[-1].entry_id < self.next_entry_id:
             return []
-        fresh = [entry for entry in entries if entry.entry_id >= self.next_entry_id]
-        if not fresh:
-            return []
-        assert fresh[0].entry_id == self.next_entry_id
-        self.next_entry_id = fresh[-1].entry_id + self.stride
+        if entries[0].entry_id < self.next_entry_id:  # another stream was faster
+            entries = [entry for entry in entries if entry.entry_id >= self.next_entry_id]
+        assert entries[0].entry_id == self.next_entry_id
+        self.next_entry_id = entries[-1].entry_id + self.stride
         self._answers.clear()
-        keep = set() if self.is_done else {bookie}
-        closed = [each for each in self._order if each in self._open - keep]
-        self._open &= keep
-        return [
-            Deliver(entries=fresh),
-            *(CloseStream(bookie=each, lane=self.number) for each in closed),
-        ]
+        self.ready.append(entries)
+        return [self._close(each) for each in [*self.streams] if self.is_done or each != bookie]
 
-    def failed(self, bookie: BookieId, error: DLError) -> list[LaneEffect]:
+    def failed(self, bookie: BookieId, error: DLError) -> CloseStream:
         """Take the end of an open stream before its last entry, whatever the reason."""
-        if bookie not in self._open:
-            return []
-        self._open.discard(bookie)
         self._answers[bookie] = error
         self._order.remove(bookie)
         self._order.append(bookie)
-        return self._ask_another() or self._give_up()
+        return self._close(bookie)
 
-    def silent(self) -> list[LaneEffect]:
+    def silent(self, now: float) -> list[OpenStream]:
         """Nothing came for a while: ask another replica too, if one is left."""
-        # A lane that is done hears of the silence of others, too.
-        return [] if self.is_done else self._ask_another()
+        return self._ask_another(now)
 
-    def _ask_another(self) -> list[LaneEffect]:
+    def read_on(self, now: float, *, ready_max: int) -> list[OpenStream | FetchNext]:
+        """Have a chunk fetched of each open stream, or one opened, while too few chunks wait."""
+        if len(self.ready) >= ready_max:
+            return []
+        if not self.streams:
+            return [] if self.is_done else [*self._ask_another(now)]
+        idle = [bookie for bookie, stream in self.streams.items() if not stream.is_fetching]
+        for bookie in idle:
+            self.streams[bookie].is_fetching = True
+        return [FetchNext(bookie, self.number) for bookie in idle]
+
+    def _ask_another(self, now: float) -> list[OpenStream]:
         for bookie in self._order:
-            if bookie not in self._open and bookie not in self._answers:
-                self._open.add(bookie)
+            if bookie not in self.streams and bookie not in self._answers:
                 first = self.next_entry_id
-                return [OpenStream(bookie=bookie, first_entry_id=first, lane=self.number)]
+                self.streams[bookie] = _Stream(first, now)
+                opened = OpenStream(
+                    bookie=bookie, first_entry_id=first, stride=self.stride, lane=self.number
+                )
+                return [opened]
         return []
 
-    def _give_up(self) -> list[LaneEffect]:
-        if self._open:
-            return []  # one may still answer
+    def _close(self, bookie: BookieId) -> CloseStream:
+        del self.streams[bookie]
+        return CloseStream(bookie=bookie, lane=self.number)
+
+    def failure(self, ledger_id: int) -> LedgerReadError:
+        """Return the error that names the answer of each replica."""
         answers = "; ".join(
             f"{bookie}: {type(error).__name__}: {error}" for bookie, error in self._answers.items()
         )
-        return [
-            FailRead(
-                error=LedgerReadError(
-                    f"ledger {self._ledger_id}: no replica returned entry {self.next_entry_id}: "
-                    f"{answers}",
-                    is_damaged=all(
-                        isinstance(error, DigestMismatchError | BookieStorageError)
-                        for error in self._answers.values()
-                    ),
-                )
-            )
-        ]
+        return LedgerReadError(
+            f"ledger {ledger_id}: no replica returned entry {self.next_entry_id}: {answers}",
+            is_damaged=all(
+                isinstance(error, DigestMismatchError | BookieStorageError)
+                for error in self._answers.values()
+            ),
+        )
+
+    def validate(self) -> None:
+        """Assert all that holds between two events, once the lane has begun."""
+        assert not self.taken or self.taken < len(self.ready[0])
+        assert len(self.ready) <= _READY_MAX
+        assert not (self.streams and self.is_done)
+        assert self.streams.keys().isdisjoint(self._answers)
+        # It is at work, unless it has enough, or all that it can get.
+        is_fetching = all(each.is_fetching for each in self.streams.values())
+        is_at_work = bool(self.streams) and is_fetching
+        assert is_at_work or self.ready or self.is_done or self.has_failed
 
 
 def plan_lanes(
@@ -223,7 +330,6 @@ def plan_lanes(
         replicas.sort(key=lambda bookie: bookie in suspects)  # stable: keeps the order of the rest
         lanes.append(
             ReadLane(
-                ledger_id=ledger_id,
                 replicas=replicas,
                 first_entry_id=first,
                 last_entry_id=last_entry_id,
@@ -234,85 +340,11 @@ def plan_lanes(
     return lanes
 
 
-# The whole range.  `now` is any clock's time in seconds.
-
-
-class Begin(NamedTuple):
-    """Event: open the first streams."""
-
-    now: float
-
-
-class Arrived(NamedTuple):
-    """Event: the next chunk of an open stream, its error, or None, if it has ended."""
-
-    lane: int
-    bookie: BookieId
-    outcome: Frames | DLError | None
-    now: float
-
-
-class Tick(NamedTuple):
-    """Event: it is so late; say it when `deadline_s` has come."""
-
-    now: float
-
-
-class Taken(NamedTuple):
-    """Event: the caller has done what it does with the entries of `take`."""
-
-    now: float
-
-
-Event: TypeAlias = Begin | Arrived | Tick | Taken
-
-
-class FetchNext(NamedTuple):
-    """Effect: fetch the next chunk of an open stream."""
-
-    bookie: BookieId
-    lane: int
-
-
-class NoteRead(NamedTuple):
-    """Effect: note how a bookie answered, for the next choice of a replica."""
-
-    bookie: BookieId
-    is_good: bool
-
-
-class TellFailure(NamedTuple):
-    """Effect: log why a stream is given up."""
-
-    bookie: BookieId
-    entry_id: int
-    error: DLError
-
-
-Effect: TypeAlias = OpenStream | CloseStream | FetchNext | NoteRead | TellFailure
-
-
-@dataclass(slots=True)
-class _Stream:
-    next_entry_id: int
-    since: float  # when its present chunk began to be fetched
-
-
-class _Lane:
-    def __init__(self, machine: ReadLane) -> None:
-        self.machine = machine
-        self.quiet_since = 0.0
-        self.streams: dict[BookieId, _Stream] = {}
-        self.ready: deque[Sequence[EntryFrame]] = deque()  # chunks that wait for their turn
-        self.taken = 0  # entries of the first ready chunk that are merged already
-        self.error: DLError | None = None
-
-
 class RangeReader(Machine[RangeState]):
-    """Reads one range in its lanes, and merges them.
+    """Reads one range within one ensemble in the lanes of `plan_lanes`, and merges them.
 
     Args:
-        lanes: those of `plan_lanes`.
+        ledger_id, ensemble, quorum, first_entry_id, last_entry_id, suspects: as for `plan_lanes`.
         silence_s: after this time without a chunk a lane asks another replica, too.
         timeout_s: after this time without a chunk a stream has failed.
     """
@@ -321,69 +353,110 @@ class RangeReader(Machine[RangeState]):
 
     def __init__(
         self,
-        lanes: Iterable[ReadLane],
         *,
         ledger_id: int,
+        ensemble: Ensemble,
+        quorum: QuorumConfig,
         first_entry_id: int,
         last_entry_id: int,
+        suspects: Collection[BookieId] = (),
         silence_s: float,
         timeout_s: float,
     ) -> None:
-        self.state = RangeState.READY
-        self._lanes = [_Lane(machine) for machine in lanes]
+        self.state = _READY
+        self._lanes = plan_lanes(
+            ledger_id=ledger_id,
+            ensemble=ensemble,
+            quorum=quorum,
+            first_entry_id=first_entry_id,
+            last_entry_id=last_entry_id,
+            suspects=suspects,
+        )
         self._ledger_id = ledger_id
         self._first = self._next = first_entry_id
         self._last = last_entry_id
         self._silence_s = silence_s
         self._timeout_s = timeout_s
+        self._is_timed = False  # whether a tick will come
+        self._error: BaseException | None = None  # of a defect
 
     @property
-    def is_done(self) -> bool:
-        """Whether every entry was taken."""
-        return self.state is RangeState.READ
+    def _is_over(self) -> bool:
+        return self.state is _READ or self.state is _FAILED
 
-    def is_waiting(self, lane: int) -> bool:
-        """Return whether a lane has no entries that wait for their turn: then it is read on."""
-        return not self._lanes[lane].ready
+    def handle(self, event: Event) -> list[Effect]:
+        """Take one event; those that come late do no harm."""
+        if self._is_over:
+            return []
+        effects: list[Effect] = []
+        match event:
+            case Arrived(number, bookie, outcome, now):
+                lane = self._lanes[number]
+                if bookie in lane.streams:
+                    effects = self._arrived(lane, bookie, outcome, now)
+            case Wanted(now):
+                self._become(_WAITING)
+                for lane in self._lanes:
+                    lane.restart_clocks(now)
+            case Tick(now):
+                self._is_timed = False
+                if self.state is _WAITING:
+                    awaited = [lane for lane in self._lanes if lane.is_awaited]
+                    effects = [effect for lane in awaited for effect in self._on_time(lane, now)]
+            case Broke(error):
+                self._error = error
+                return self._given() if self.state is _WAITING else []
+            case _:
+                assert_never(event)
+        return effects + self._go_on(now)
 
-    @property
-    def deadline_s(self) -> float:
-        """When a stream that is silent until then should be given up, or another one be opened."""
-        deadline_s = math.inf
+    # The caller
+
+    def _go_on(self, now: float) -> list[Effect]:
+        """Hand over what comes next, if it is awaited, and read on."""
+        given = self._given() if self.state is _WAITING else []
+        if self._is_over:
+            return given
+        is_waiting = self.state is _WAITING
+        # A chunk that waits for those of slower lanes does not slow its own lane down.
+        ready_max = _READY_MAX if is_waiting else 1
+        effects: list[Effect] = []
         for lane in self._lanes:
-            if lane.streams and not lane.ready:
-                deadline_s = min(deadline_s, lane.quiet_since + self._silence_s)
-                for stream in lane.streams.values():
-                    deadline_s = min(deadline_s, stream.since + self._timeout_s)
-        return deadline_s
+            effects += lane.read_on(now, ready_max=ready_max)
+        # Deadlines only move on, so that a tick may come too early, and is never needed sooner.
+        if is_waiting and not self._is_timed:
+            self._is_timed = True
+            effects.append(TickAt(self._deadline_s()))
+        return effects + given
 
-    def take(self) -> Sequence[EntryFrame]:
-        """Return the entries that come next, as far as they have arrived.
-
-        Raises: LedgerReadError: every replica failed for the next one.
-        """
-        entries = self._merged() if len(self._lanes) > 1 else self._next_chunk(self._lanes[0])
+    def _given(self) -> list[Effect]:
+        """Return the entries that come next, or an error; nothing while none is there."""
+        if self._error is not None:
+            return self._fail(self._error)
+        entries = self._merged() if len(self._lanes) > 1 else self._next_chunk()
         if entries:
             self._next = entries[-1].entry_id + 1
-            if self._next > self._last:
-                self._become(RangeState.READ)
-        return entries
+            is_last = self._next > self._last
+            self._become(_READ if is_last else _READING_AHEAD)
+            return [Deliver(entries, is_last)]
+        lane = self._lane_of(self._next)
+        return self._fail(lane.failure(self._ledger_id)) if lane.has_failed else []
 
-    @staticmethod
-    def _next_chunk(lane: _Lane) -> Sequence[EntryFrame]:
-        if lane.ready:
-            return lane.ready.popleft()
-        if lane.error is not None:
-            raise lane.error
-        return ()
+    def _fail(self, error: BaseException) -> list[Effect]:
+        self._become(_FAILED)
+        return [Fail(error)]
+
+    def _next_chunk(self) -> Sequence[EntryFrame]:
+        ready = self._lanes[0].ready
+        return ready.popleft() if ready else ()
 
     def _merged(self) -> Sequence[EntryFrame]:
-        """Return entries of several lanes: lane k reads every n-th entry from the k-th on."""
+        """Return the entries of several lanes that come next."""
         merged: list[EntryFrame] = []
         for entry_id in range(self._next, self._last + 1):
-            lane = self._lanes[(entry_id - self._first) % len(self._lanes)]
+            lane = self._lane_of(entry_id)
             if not lane.ready:
-                return merged or self._next_chunk(lane)
+                break
             chunk = lane.ready[0]
             merged.append(chunk[lane.taken])
             lane.taken += 1
@@ -392,47 +465,28 @@ class RangeReader(Machine[RangeState]):
                 lane.taken = 0
         return merged
 
-    def handle(self, event: Event) -> list[Effect]:
-        """Return the effects of an event."""
-        match event:
-            case Arrived(number, bookie, outcome, now):
-                if outcome is None:
-                    outcome = BookieStorageError("the stream ended before its last entry")
-                lane = self._lanes[number]
-                if isinstance(outcome, DLError):
-                    return self._failed(lane, bookie, outcome, now)
-                return self._arrived(lane, bookie, outcome, now)
-            case Tick(now):
-                waiting = (lane for lane in self._lanes if not lane.ready)
-                return [effect for lane in waiting for effect in self._on_time(lane, now)]
-            case Taken(now):
-                for lane in self._lanes:
-                    lane.quiet_since = now
-                    for stream in lane.streams.values():
-                        stream.since = now
-                return []
-            case Begin(now):
-                self._become(RangeState.READING)
-                effects: list[Effect] = []
-                for lane in self._lanes:
-                    lane.quiet_since = now
-                    effects += self._perform(lane, lane.machine.start(), now)
-                return effects
-            case _:
-                assert_never(event)
+    def _lane_of(self, entry_id: int) -> ReadLane:
+        """Return the lane of an entry: lane k reads every n-th one from the k-th on."""
+        return self._lanes[(entry_id - self._first) % len(self._lanes)]
 
-    def _arrived(self, lane: _Lane, bookie: BookieId, frames: Frames, now: float) -> list[Effect]:
+    # The bookies
+
+    def _arrived(
+        self, lane: ReadLane, bookie: BookieId, outcome: Frames | DLError | None, now: float
+    ) -> list[Effect]:
+        if outcome is None:
+            outcome = BookieStorageError("the stream ended before its last entry")
+        if isinstance(outcome, DLError):
+            return self._failed(lane, bookie, outcome)
         stream = lane.streams[bookie]
-        entries, damage = self._verified(stream, frames, lane.machine.stride)
-        lane.quiet_since = now
+        stream.is_fetching = False
+        stream.since = lane.quiet_since = now
+        entries, damage = self._verified(stream, outcome, lane.stride)
         effects: list[Effect] = [NoteRead(bookie, is_good=True)] if entries else []
-        effects += self._perform(lane, lane.machine.received(bookie, entries), now)
-        if bookie not in lane.streams:
-            return effects
-        if damage is not None:
-            return effects + self._failed(lane, bookie, damage, now)
-        stream.since = now
-        return [*effects, FetchNext(bookie, lane.machine.number)]
+        effects += lane.received(bookie, entries)
+        if damage is not None and bookie in lane.streams:
+            effects += self._failed(lane, bookie, damage)
+        return effects
 
     def _verified(
         self, stream: _Stream, frames: Frames, stride: int
@@ -455,59 +509,47 @@ class RangeReader(Machine[RangeState]):
             stream.next_entry_id += stride
         return entries, None
 
-    def _failed(self, lane: _Lane, bookie: BookieId, error: DLError, now: float) -> list[Effect]:
-        stream = lane.streams.pop(bookie)
-        effects: list[Effect] = [
-            TellFailure(bookie, stream.next_entry_id, error),
-            CloseStream(bookie=bookie, lane=lane.machine.number),
-        ]
+    def _failed(self, lane: ReadLane, bookie: BookieId, error: DLError) -> list[Effect]:
+        effects: list[Effect] = [TellFailure(bookie, lane.streams[bookie].next_entry_id, error)]
         if not isinstance(error, NoSuchEntryError | NoSuchLedgerError):  # these are valid answers
             effects.append(NoteRead(bookie, is_good=False))
-        return effects + self._perform(lane, lane.machine.failed(bookie, error), now)
+        return [*effects, lane.failed(bookie, error)]
 
-    def _on_time(self, lane: _Lane, now: float) -> list[Effect]:
+    # Silence
+
+    def _deadline_s(self) -> float:
+        """Return when a stream that is silent until then is given up, or another one is opened."""
+        return min(
+            deadline_s
+            for lane in self._lanes
+            if lane.is_awaited
+            for deadline_s in (
+                lane.quiet_since + self._silence_s,
+                *(stream.since + self._timeout_s for stream in lane.streams.values()),
+            )
+        )
+
+    def _on_time(self, lane: ReadLane, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for bookie, stream in list(lane.streams.items()):
             if now >= stream.since + self._timeout_s:
                 late = BookieUnavailableError(f"no answer within {self._timeout_s} s")
-                effects += self._failed(lane, bookie, late, now)
+                effects += self._failed(lane, bookie, late)
         if now >= lane.quiet_since + self._silence_s:
             # Not yet an error: the next replica is asked too, and the first answer is taken.
             lane.quiet_since = now
             silent = list(lane.streams)
-            if asked := lane.machine.silent():
+            if opened := lane.silent(now):
                 effects += [NoteRead(bookie, is_good=False) for bookie in silent]
-            effects += self._perform(lane, asked, now)
-        return effects
-
-    def _perform(self, lane: _Lane, asked: Iterable[LaneEffect], now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for effect in asked:
-            match effect:
-                case OpenStream(bookie=bookie, first_entry_id=first):
-                    lane.streams[bookie] = _Stream(first, now)
-                    effects.append(effect)
-                case CloseStream(bookie=bookie):
-                    del lane.streams[bookie]
-                    effects.append(effect)
-                case Deliver(entries=entries):
-                    lane.ready.append(entries)
-                case FailRead(error=error):
-                    lane.error = error
-                    if self.state is RangeState.READING:
-                        self._become(RangeState.FAILING)
-                case _:
-                    assert_never(effect)
+                effects += opened
         return effects
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        has_failed = any(lane.error is not None for lane in self._lanes)
-        assert has_failed == (self.state is RangeState.FAILING)
-        assert (self._next > self._last) == (self.state is RangeState.READ)
-        for lane in self._lanes:
-            assert set(lane.streams) == lane.machine._open
-            assert (lane.error is None) or not lane.streams
-            assert not lane.taken or lane.taken < len(lane.ready[0])
-            is_at_work = bool(lane.streams) or lane.error is not None
-            assert is_at_work != lane.machine.is_done
+        assert (self._next > self._last) == (self.state is _READ)
+        if self.state is _WAITING:
+            assert self._is_timed
+            assert self._lane_of(self._next).is_awaited
+        if self.state in (_WAITING, _READING_AHEAD):
+            for lane in self._lanes:
+                lane.validate()

@@ -1,32 +1,36 @@
-"""Runs a `RangeReader`: streams of bookies, and the wait for the next chunk or deadline."""
+"""Runs a `RangeReader`: streams of bookies, the ticks, and entries for the caller."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import BackgroundTasks, reported_to_callers
+from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
 from dlcore.base.errors import DLError
 from dlcore.ledger.reading.range_read import (
     Arrived,
-    Begin,
+    Broke,
     CloseStream,
+    Deliver,
     Effect,
+    Event,
+    Fail,
     FetchNext,
     Frames,
     NoteRead,
     OpenStream,
     RangeReader,
-    Taken,
     TellFailure,
     Tick,
-    plan_lanes,
+    TickAt,
+    Wanted,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.base.config import LedgerClientConfig, QuorumConfig
     from dlcore.base.ids import BookieId
@@ -39,31 +43,19 @@ logger = logging.getLogger(__name__)
 
 
 class _Stream:
-    """One stream of frames from one bookie, with the next chunk being fetched."""
+    """A stream of a bookie: its task, and whether that reads on, or ends, after a chunk."""
 
-    def __init__(self, chunks: AsyncIterator[Frames]) -> None:
-        self._chunks = chunks
-        self._tasks = BackgroundTasks(reported_to_callers)
-        self.task = self._fetch()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.task: asyncio.Task[None]
+        self.reads_on: asyncio.Future[bool] = loop.create_future()  # done while a chunk is fetched
+        self.reads_on.set_result(True)
 
-    def _fetch(self) -> asyncio.Task[Frames | None]:
-        chunks = self._chunks  # `self` would hold the task, and the task its last frames
-
-        async def fetch() -> Frames | None:
-            return await anext(chunks, None)
-
-        return self._tasks.start(fetch())
-
-    def fetch_next(self) -> None:
-        """Start fetching the chunk after the one that arrived."""
-        self.task = self._fetch()
-
-    async def aclose(self) -> None:
-        """End the request, with its task, also if the caller that waits here is cancelled."""
-        await self._tasks.aclose()
-        close = getattr(self._chunks, "aclose", None)
-        if close is not None:
-            await close()
+    def close(self) -> None:
+        """End the task: by cancellation only while it waits for the bookie."""
+        if self.reads_on.done():
+            self.task.cancel()
+        else:
+            self.reads_on.set_result(False)
 
 
 class RangeRead:
@@ -83,29 +75,23 @@ class RangeRead:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
-        lanes = plan_lanes(
+        self._machine = RangeReader(
             ledger_id=ledger_id,
             ensemble=ensemble,
             quorum=quorum,
             first_entry_id=first_entry_id,
             last_entry_id=last_entry_id,
             suspects=[each for each in ensemble.bookies if health.is_suspect(each, now)],
-        )
-        self._machine = RangeReader(
-            lanes,
-            ledger_id=ledger_id,
-            first_entry_id=first_entry_id,
-            last_entry_id=last_entry_id,
             silence_s=config.speculative_read_delay_s,
             timeout_s=config.read_timeout_s,
         )
-        self._bookies = bookies
+        self._open = partial(bookies.read_entries, ledger_id=ledger_id, last_entry_id=last_entry_id)
         self._health = health
         self._ledger_id = ledger_id
-        self._last = last_entry_id
-        self._stride = lanes[0].stride
         self._streams: dict[tuple[int, BookieId], _Stream] = {}  # by lane
-        self._closing: list[_Stream] = []
+        self._tasks = BackgroundTasks(reported_to_callers)
+        self._timer: asyncio.TimerHandle | None = None
+        self._given: asyncio.Future[Deliver]
 
     async def chunks(self) -> AsyncGenerator[Sequence[EntryFrame], None]:
         """Yield verified entries in order, as they arrive.
@@ -113,64 +99,78 @@ class RangeRead:
         Raises:
             LedgerReadError: every replica failed for the next entry.
         """
-        machine = self._machine
         try:
-            self._perform(machine.handle(Begin(self._loop.time())))
-            while not machine.is_done:
-                entries = machine.take()
-                if entries:
-                    yield entries
-                    self._perform(machine.handle(Taken(self._loop.time())))
-                else:
-                    await self._wait()
+            is_last = False
+            while not is_last:
+                self._given = self._loop.create_future()
+                self._handle(Wanted(self._loop.time()))
+                entries, is_last = await self._given
+                yield entries
+                del entries  # else they would take memory until the next ones are there
         finally:
-            async with AsyncExitStack() as ends:  # closes each stream, also if this is cancelled
-                for stream in (*self._streams.values(), *self._closing):
-                    ends.push_async_callback(stream.aclose)
-                self._streams.clear()
-                self._closing.clear()
+            self._streams.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+            await end_tasks(*self._tasks)
 
-    async def _wait(self) -> None:
-        """Wait for a chunk for any lane that has none, or until the silence lasts too long."""
-        machine, loop = self._machine, self._loop
-        waiting = [each for each in self._streams.items() if machine.is_waiting(each[0][0])]
-        deadline_s = machine.deadline_s
-        timeout = max(0.0, deadline_s - loop.time())
-        tasks = [stream.task for _, stream in waiting]
-        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        now = loop.time()
-        for (lane, bookie), stream in waiting:
-            if stream.task.done() and self._streams.get((lane, bookie)) is stream:
-                error = stream.task.exception()
-                outcome = error if isinstance(error, DLError) else stream.task.result()
-                self._perform(machine.handle(Arrived(lane, bookie, outcome, now)))
-        if now >= deadline_s:
-            self._perform(machine.handle(Tick(now)))
-        while self._closing:
-            await self._closing.pop().aclose()
+    def _handle(self, event: Event) -> None:
+        for effect in self._machine.handle(event):
+            self._perform(effect)
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case FetchNext(bookie, lane):
-                    self._streams[lane, bookie].fetch_next()
-                case NoteRead(bookie, is_good):
-                    reads, now = self._health.reads, self._loop.time()
-                    (reads.note_success if is_good else reads.note_failure)(bookie, now)
-                case OpenStream(bookie=bookie, first_entry_id=first, lane=lane):
-                    chunks = self._bookies.read_entries(
-                        bookie,
-                        ledger_id=self._ledger_id,
-                        first_entry_id=first,
-                        last_entry_id=self._last,
-                        stride=self._stride,
-                    )
-                    self._streams[lane, bookie] = _Stream(chunks)
-                case CloseStream(bookie=bookie, lane=lane):
-                    self._closing.append(self._streams.pop((lane, bookie)))
-                case TellFailure(bookie, entry_id, error):
-                    ledger_id = self._ledger_id
-                    text = "read failed ledger=%d entry=%d bookie=%s: %s"
-                    logger.info(text, ledger_id, entry_id, bookie, error)
-                case _:
-                    assert_never(effect)
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case FetchNext(bookie, lane):
+                self._streams[lane, bookie].reads_on.set_result(True)
+            case NoteRead(bookie, is_good):
+                reads, now = self._health.reads, self._loop.time()
+                (reads.note_success if is_good else reads.note_failure)(bookie, now)
+            case Deliver() | Fail() if self._given.done():
+                pass  # the caller was cancelled
+            case Deliver():
+                self._given.set_result(effect)
+            case Fail(error):
+                self._given.set_exception(error)
+            case TickAt(at_s):
+                self._timer = self._loop.call_at(at_s, self._tick)
+            case OpenStream(bookie=bookie, lane=lane):
+                self._streams[lane, bookie] = stream = _Stream(self._loop)
+                stream.task = self._tasks.start(self._read(effect, stream))
+            case CloseStream(bookie=bookie, lane=lane):
+                self._streams.pop((lane, bookie)).close()
+            case TellFailure(bookie, entry_id, error):
+                text = "read failed ledger=%d entry=%d bookie=%s: %s"
+                logger.info(text, self._ledger_id, entry_id, bookie, error)
+            case _:
+                assert_never(effect)
+
+    async def _read(self, opened: OpenStream, stream: _Stream) -> None:
+        first, stride = opened.first_entry_id, opened.stride
+        chunks = self._open(opened.bookie, first_entry_id=first, stride=stride)
+        try:
+            async with aclosing(chunks):
+                while await stream.reads_on:
+                    event = await self._arrival(opened, chunks)
+                    stream.reads_on = self._loop.create_future()
+                    self._feed(event)
+                    del event  # else its frames would take memory until the next ones are there
+        finally:
+            del stream  # else it and this frame, which a cancelled task keeps, would be a cycle
+
+    async def _arrival(self, opened: OpenStream, chunks: AsyncGenerator[Frames, None]) -> Event:
+        try:
+            outcome: Frames | DLError | None = await anext(chunks, None)
+        except DLError as error:
+            outcome = error.with_traceback(None)  # which would refer to this object
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            return Broke(error)
+        return Arrived(opened.lane, opened.bookie, outcome, self._loop.time())
+
+    def _tick(self) -> None:
+        self._feed(Tick(self._loop.time()))
+
+    def _feed(self, event: Event) -> None:
+        """Handle an event that does not come from the caller, who gets the error of a defect."""
+        try:
+            self._handle(event)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            self._handle(Broke(error))

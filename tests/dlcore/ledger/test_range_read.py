@@ -46,16 +46,16 @@ class NotingList(list[Any]):
         return NotingList(found)
 
 
-_take = RangeReader.take
+_merged = RangeReader._merged
 
 
-def noting_take(self: RangeReader) -> Sequence[EntryFrame]:
+def noting_merged(self: RangeReader) -> Sequence[EntryFrame]:
     """Note what happens to the chunks that wait for their turn."""
     for lane in self._lanes:
         for index, chunk in enumerate(lane.ready):
             if not isinstance(chunk, NotingList):
                 lane.ready[index] = NotingList(chunk)
-    return _take(self)
+    return _merged(self)
 
 
 @pytest.mark.parametrize("first", [0, 3])
@@ -65,7 +65,7 @@ def test_lanes_are_merged_without_copying_chunks(
     """A chunk has thousands of small entries; copying its rest for each one is quadratic."""
     metadata = metadata_of((0, "ABCD"), quorum=quorum_of(4, 2, 2))
     monkeypatch.setattr(NotingList, "copied", 0)
-    monkeypatch.setattr(RangeReader, "take", noting_take)
+    monkeypatch.setattr(RangeReader, "_merged", noting_merged)
 
     async def scenario() -> list[int]:
         members = [MemoryBookie(bookie(name)) for name in "ABCD"]
