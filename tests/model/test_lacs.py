@@ -10,33 +10,28 @@ from unittest.mock import patch
 
 import pytest
 
+from dlcore.ledger.reading.follow import LedgerFollow, Pushed, Signal, Tick
 from dlcore.ledger.writing.appender import (
     AddWindow,
     LacPublication,
     SendLac,
 )
 from tests.model.bookie import Bookie
+from tests.model.exploring import STATES_MAX, prove, scopes, search
 from tests.model.lacs import LARGE, SMALL, Model, Scope
-from tests.model.producers import search
+from tests.simulation.mutants_writing import followers_pass_over_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STATES_MAX = 400_000
-ONE, LOSSY, CRASH = SMALL.values()
+ONE, LOSSY, CRASH, FOLLOWED = SMALL.values()
 TWO = LARGE["two entries"]
 
 
-def _names(scopes: dict[str, Scope], *marks: Any) -> list[Any]:
-    return [pytest.param(scope, id=name, marks=marks) for name, scope in scopes.items()]
-
-
-@pytest.mark.parametrize("scope", [*_names(SMALL), *_names(LARGE, pytest.mark.prove)])
+@pytest.mark.parametrize("scope", scopes(SMALL, LARGE))
 def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
     """Every state of the scope is visited."""
-    result = search(Model(scope), states_max=10 * STATES_MAX)
-    assert not result.violation, str(result)
-    assert result.is_complete, str(result)
+    prove(Model(scope))
 
 
 _publish = LacPublication.publish
@@ -91,6 +86,21 @@ def _answers_are_early(self: Bookie, request: Any, **_: Any) -> Any:
     return [request._replace(kind="lac accepted")]
 
 
+_handle = LedgerFollow.handle
+
+
+def _one_more_is_confirmed(self: LedgerFollow, event: Any) -> Any:
+    if isinstance(event, Pushed):
+        event = event._replace(last_add_confirmed=event.last_add_confirmed + 1)
+    return _handle(self, event)
+
+
+def _no_failure_is_noticed(self: LedgerFollow, event: Any) -> Any:
+    # A silence alone would do: all members are asked then.
+    is_ignored = event is Signal.STREAM_ENDED or isinstance(event, Tick)
+    return [] if is_ignored else _handle(self, event)
+
+
 def _of_publication(name: str, mutant: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: patch.object(LacPublication, name, mutant)
 
@@ -140,6 +150,17 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope, str]] = {
         lambda: patch.object(Bookie, "_lac", _answers_are_early),
         CRASH,
         "PublishedIsSeen",
+    ),
+    "a follower passes over gaps": (followers_pass_over_gaps, FOLLOWED, "the machine says"),
+    "a follower takes one more entry for confirmed": (
+        lambda: patch.object(LedgerFollow, "handle", _one_more_is_confirmed),
+        FOLLOWED,
+        "EntriesStay",
+    ),
+    "a follower notices no failure": (
+        lambda: patch.object(LedgerFollow, "handle", _no_failure_is_noticed),
+        LARGE["one entry, a follower whose stream ends"],
+        "FollowersGetAll",
     ),
 }
 

@@ -14,24 +14,17 @@ import pytest
 from dlcore.flight.producer_client import Identity, Outbox, ProducerClient
 from dlcore.flight.producer_server import Ack, StreamAcks
 from dlcore.log.proxied.producers import Durable, Fresh, Producers
-from tests.model.producers import LARGE, SMALL, Model, Scope, search
+from tests.model.exploring import STATES_MAX, prove, scopes, search
+from tests.model.producers import LARGE, SMALL, Model, Scope
 
 if TYPE_CHECKING:
     from dlcore.log.entries.stamp import Claim
 
-STATES_MAX = 400_000
 
-
-def _names(scopes: dict[str, Scope], *marks: Any) -> list[Any]:
-    return [pytest.param(scope, id=name, marks=marks) for name, scope in scopes.items()]
-
-
-@pytest.mark.parametrize("scope", [*_names(SMALL), *_names(LARGE, pytest.mark.prove)])
+@pytest.mark.parametrize("scope", scopes(SMALL, LARGE))
 def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
     """Every state of the scope is visited."""
-    result = search(Model(scope), states_max=10 * STATES_MAX)
-    assert not result.violation, str(result)
-    assert result.is_complete, str(result)
+    prove(Model(scope))
 
 
 class _NotRestored(Model):
