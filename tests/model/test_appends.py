@@ -12,7 +12,7 @@ import pytest
 
 from dlcore.log.metadata.changes import plan_append
 from dlcore.log.metadata.commits import decide
-from dlcore.log.proxied.turns import Signal, Turns, TurnState
+from dlcore.log.proxied.turns import Signal, Turns
 from dlcore.log.staging import commit
 from dlcore.log.staging.commit import AwaitedLock, HeldLog
 from dlcore.metadata.port import Put
@@ -51,14 +51,11 @@ def _only_free_locks_are_asked(held: HeldLog) -> AwaitedLock:
 _awaited = commit._awaited
 
 
-def _nothing_is_read_after_a_rest(self: Turns, signal: Signal) -> Any:
-    if signal is not Signal.REST_DUE:
-        return _on_signal(self, signal)
-    self.state, self._may_differ = TurnState.FREE, False
-    return []
+def _nothing_is_read_after_a_rest(self: Turns, event: Any) -> Any:
+    return [] if event is Signal.REST_DUE else _handle(self, event)
 
 
-_on_signal = Turns._on_signal
+_handle = Turns.handle
 
 
 MUTANTS: dict[str, tuple[Callable[[], Any], Scope]] = {
@@ -79,7 +76,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope]] = {
         LOSSY,
     ),
     "the lock is not read after a rest": (
-        lambda: patch.object(Turns, "_on_signal", _nothing_is_read_after_a_rest),
+        lambda: patch.object(Turns, "handle", _nothing_is_read_after_a_rest),
         SMALL["two appends"],
     ),
 }

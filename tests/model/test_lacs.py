@@ -13,7 +13,10 @@ import pytest
 from dlcore.ledger.reading.follow import LedgerFollow, Pushed, Signal, Tick
 from dlcore.ledger.writing.appender import (
     AddWindow,
+    LacAccepted,
+    LacFailed,
     LacPublication,
+    LedgerAppender,
     SendLac,
 )
 from tests.model.bookie import Bookie
@@ -36,6 +39,9 @@ def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
 
 _publish = LacPublication.publish
 _note_accepted = LacPublication.note_accepted
+_note_failed = LacPublication.note_failed
+_spread = LacPublication.spread
+_append = LedgerAppender.handle
 _window_confirm = AddWindow.confirm
 
 
@@ -48,12 +54,10 @@ def _one_copy_confirms(self: AddWindow) -> Any:
         return _window_confirm(self)
 
 
-def _messages_do_not_wait(self: LacPublication, bookies: Any) -> Any:
-    return [
-        SendLac(each, self._due[each])
-        for each in bookies
-        if self._due.get(each, -1) > self.accepted.get(each, -1)
-    ]
+def _messages_do_not_wait(self: LacPublication, lac: int, members: Any, bookies: Any) -> Any:
+    sent_to = tuple(bookies)
+    _publish(self, lac, members, sent_to)
+    return [SendLac(each, lac) for each in sent_to if self.accepted.get(each, -1) < lac]
 
 
 def _nothing_newer_follows(self: LacPublication, bookie: Any, lac: int) -> Any:
@@ -62,12 +66,12 @@ def _nothing_newer_follows(self: LacPublication, bookie: Any, lac: int) -> Any:
 
 
 def _failures_end_it(self: LacPublication, bookie: Any) -> Any:
-    self._out.discard(bookie)
+    _note_failed(self, bookie)
     return []
 
 
-def _nothing_is_spread(self: LacPublication, *_: Any) -> Any:
-    self._spreading = None
+def _nothing_is_spread(self: LacPublication, *about: Any) -> Any:
+    _spread(self, *about)
     return []
 
 
@@ -76,8 +80,10 @@ def _one_bookie_is_enough(self: LacPublication, lac: int, members: Any) -> Any:
     return set() if knows else set(range(len(members)))
 
 
-def _a_failure_is_an_acceptance(self: LacPublication, bookie: Any) -> Any:
-    return _note_accepted(self, bookie, self._due.get(bookie, -1))
+def _a_failure_is_an_acceptance(self: LedgerAppender, event: Any) -> Any:
+    if isinstance(event, LacFailed):
+        event = LacAccepted(event.bookie, self.window.last_add_confirmed)
+    return _append(self, event)
 
 
 def _answers_are_early(self: Bookie, request: Any, **_: Any) -> Any:
@@ -117,7 +123,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope, str]] = {
         "NoDirtyLac",
     ),
     "messages do not wait for each other": (
-        _of_publication("_send", _messages_do_not_wait),
+        _of_publication("publish", _messages_do_not_wait),
         ONE,
         "OneMessageAtATime",
     ),
@@ -142,7 +148,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope, str]] = {
         "PublishedIsSeen",
     ),
     "a failure is taken for an acceptance": (
-        _of_publication("note_failed", _a_failure_is_an_acceptance),
+        lambda: patch.object(LedgerAppender, "handle", _a_failure_is_an_acceptance),
         LOSSY,
         "PublishedIsSeen",
     ),

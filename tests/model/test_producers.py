@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from dlcore.flight.producer_client import Identity, Outbox, ProducerClient
-from dlcore.flight.producer_server import Ack, StreamAcks
+from dlcore.flight.producer_server import StreamAcks
 from dlcore.log.proxied.producers import Durable, Fresh, Producers
 from tests.model.exploring import STATES_MAX, prove, scopes, search
 from tests.model.producers import LARGE, SMALL, Model, Scope
@@ -86,8 +86,10 @@ _accepted = StreamAcks.accepted
 
 def _acked_when_accepted(self: StreamAcks, *batch: int, **fresh: int) -> None:
     _accepted(self, *batch, **fresh)
-    before = 0 if self._durable is None else self._durable.records
-    self._durable = Ack(before + self._pending_records, None)
+    _durable(self, None)
+
+
+_durable = StreamAcks.durable
 
 
 _open = ProducerClient._open
@@ -125,7 +127,10 @@ MUTANTS: dict[str, tuple[Scope, type[Model], tuple[_Change, ...]]] = {
     "acknowledged before it is durable": (
         Scope(),
         Model,
-        ((StreamAcks, "accepted", _acked_when_accepted),),
+        (
+            (StreamAcks, "accepted", _acked_when_accepted),
+            (StreamAcks, "durable", lambda *_: None),
+        ),
     ),
     "not read by the next owner": (Scope(), _NotRestored, ()),
     "a zombie goes on acknowledging": (Scope(), _ZombiesAcknowledge, ()),
