@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from tests.model import appends, lacs, producers
+from tests.model import appends, exploring, lacs, producers
 from tests.model.scopes import LARGE, SMALL
 from tests.model.search import search
 from tests.model.system import Protocol
@@ -30,17 +30,17 @@ def main() -> int:
     for name, of_appends in (appends.SMALL | appends.LARGE).items():
         if arguments.only in name:
             model = appends.Model(of_appends)
-            found = producers.search(model, states_max=arguments.states)
+            found = exploring.search(model, states_max=arguments.states)
             is_broken |= bool(found.violation)
             print(f"appends, {name}: {found}", flush=True)
     for name, of_lacs in (lacs.SMALL | lacs.LARGE).items():
         if arguments.only in name:
-            found = producers.search(lacs.Model(of_lacs), states_max=arguments.states)
+            found = exploring.search(lacs.Model(of_lacs), states_max=arguments.states)
             is_broken |= bool(found.violation)
             print(f"lacs, {name}: {found}", flush=True)
     for name, each in (producers.SMALL | producers.LARGE).items():
         if arguments.only in name:
-            found = producers.search(producers.Model(each), states_max=arguments.states)
+            found = exploring.search(producers.Model(each), states_max=arguments.states)
             is_broken |= bool(found.violation)
             print(f"producers, {name}: {found}", flush=True)
     return int(is_broken)

@@ -1,10 +1,15 @@
 """The publication of the LAC: every interleaving in a small scope.
 
-The writer's `LedgerAppender` is the real one, and the rules of the bookies are real ones
-(`bookie.py`).  Followers know what bookies know, so they need no part of their own.  A step is: the
-writer appends, or wants its LAC published; a request or an answer arrives, late or never; a timer
-ends; bookies are listed; the changed ensemble is stored; a recovery fences a bookie; a bookie
-crashes, and forgets what was not durable.
+The machines are the real ones: the writer's `LedgerAppender`, and `LedgerFollow`
+(`followers.py`); so are the rules of the bookies (`bookie.py`).  A step is: the writer appends, or
+wants its LAC published; a request or an answer arrives, late or never; a timer ends; bookies are
+listed; the changed ensemble is stored; a bookie is fenced, or crashes, and forgets what was not
+durable; the followed bookie pushes what it knows, or its stream ends; the follower gets an answer,
+or waits in vain.  Without a follower the promises look at the bookies alone, from which followers
+get all.
+
+A recovery only fences here.  With the real `LedgerRecovery`, one entry and no publication have more
+than 1,500,000 states; `system.py` explores it against the appender, with 95,000 states.
 
 Promises, looked at in every state:
 
@@ -16,6 +21,9 @@ Promises, looked at in every state:
 * EveryMemberLearnsTheLac, NoPublicationWaitsForEver: when all messages have arrived and all timers
   have ended, every member knows the LAC of a writer that has not failed, or the metadata shows it,
   and no publication waits.
+* InOrderOnce, EntriesStay: a follower gets each entry once, in order, and none that is not durable
+  on Qa bookies.
+* FollowersGetAll: when nothing more can happen, a follower has every confirmed entry.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import BookieUnavailableError, LedgerFencedError
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState, is_covered
 from dlcore.ledger.placing.placement import Topology
+from dlcore.ledger.reading.follow import Signal as FollowSignal
 from dlcore.ledger.writing.appender import (
     AddFailed,
     AddSucceeded,
@@ -47,8 +56,10 @@ from dlcore.ledger.writing.appender import (
 from dlcore.wire.frames import decode_frame
 from tests.fixtures.append_bench import GivenChoice, appender_of
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
-from tests.model.clients import BOOKIES, Do
+from tests.model.clients import BOOKIES, Ask, Do, Frozen
+from tests.model.followers import Follower, events
 from tests.model.parts import Parts
+from tests.model.system import Register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,10 +68,20 @@ if TYPE_CHECKING:
 
 _NUMBERS = {bookie: number for number, bookie in enumerate(BOOKIES)}
 _QUORUM = QuorumConfig(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
+_CREATED = LedgerMetadata(
+    ledger_id=LEDGER_ID,
+    quorum=_QUORUM,
+    state=LedgerState.OPEN,
+    ensembles=(Ensemble(0, BOOKIES[: _QUORUM.ensemble_size]),),
+    token="0" * 32,
+    created_ms=0,
+)
 _REQUESTS = ("add", "lac")
 _AWAY = BookieUnavailableError("no answer")
 _MAY_COME_NEVER = (Call.LIST_BOOKIES, Signal.RETRY_DUE)
 """Without another bookie they come again and again, and change nothing."""
+_FOLLOWS_MAX = 20
+"""Events after which a follower has all, if nothing else happens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +96,17 @@ class Scope:
     fences: int = 0
     spares: int = 0
     """Bookies that may replace members."""
+    followers: int = 0
+    """At most one."""
+    failures: int = 0
+    """Streams of the follower that end."""
 
 
 SMALL = {
     "one entry": Scope(),
     "one entry, a message is lost": Scope(losses=1),
     "one entry, a bookie crashes": Scope(crashes=1),
+    "one entry, a follower": Scope(publishes=0, followers=1),
 }
 LARGE = {
     "two entries": Scope(appends=2, publishes=0),
@@ -88,6 +114,8 @@ LARGE = {
     "one entry, a bookie is replaced": Scope(losses=1, spares=1),
     "two entries, a message is lost": Scope(appends=2, publishes=0, losses=1),
     "two entries, a publication": Scope(appends=2),
+    "one entry, a publication, a follower": Scope(followers=1),
+    "one entry, a follower whose stream ends": Scope(followers=1, failures=1),
 }
 
 
@@ -105,15 +133,7 @@ class Writer:
     """The appender, and what its driver does for it."""
 
     def __init__(self) -> None:
-        metadata = LedgerMetadata(
-            ledger_id=LEDGER_ID,
-            quorum=_QUORUM,
-            state=LedgerState.OPEN,
-            ensembles=(Ensemble(0, BOOKIES[: _QUORUM.ensemble_size]),),
-            token="0" * 32,
-            created_ms=0,
-        )
-        self.appender = appender_of(metadata, GivenChoice())
+        self.appender = appender_of(_CREATED, GivenChoice())
         self.storing: StoreMetadata | None = None
         self.must_answer = False
         """Whether callers have yet to run, after entries were acknowledged."""
@@ -175,10 +195,12 @@ class Writer:
 
 
 class State(NamedTuple):
-    """All of it; the writer and the bookies are numbers of contents."""
+    """All of it; clients, bookies and the metadata store are numbers of contents."""
 
     writer: int
     bookies: tuple[int, ...]
+    store: int
+    follower: int | None
     flights: frozenset[Message] = frozenset()
     due: frozenset[Signal | Call] = frozenset()
     """Timers that run, and calls without an answer."""
@@ -189,6 +211,7 @@ class State(NamedTuple):
     losses: int = 0
     crashes: int = 0
     fences: int = 0
+    failures: int = 0
 
 
 class Model:
@@ -200,8 +223,14 @@ class Model:
 
     def initial(self) -> State:
         """Return where it begins: a ledger without entries."""
-        bookies = [Bookie() for _ in range(_QUORUM.ensemble_size + self.scope.spares)]
-        return State(self.parts.number(Writer()), tuple(map(self.parts.number, bookies)))
+        scope, number = self.scope, self.parts.number
+        bookies = [Bookie() for _ in range(_QUORUM.ensemble_size + scope.spares)]
+        return State(
+            number(Writer()),
+            tuple(map(number, bookies)),
+            number(Register(_CREATED)),
+            number(Follower(_CREATED)) if scope.followers else None,
+        )
 
     def _writer(self, state: State) -> Writer:
         found: Writer = self.parts.content(state.writer)
@@ -222,7 +251,8 @@ class Model:
             return f"NoDirtyLac: entry {dirty} is not on Qa bookies, and a LAC is {max(lacs)}"
         if len(sent) != len(set(sent)):
             return f"OneMessageAtATime: {sorted(sent)}"
-        return self._check_publication(state) or self._check_rest(state)
+        broken = self._check_publication(state) or self._check_rest(state)
+        return broken or self._check_follower(state)
 
     def _dirty_entry(self, state: State, lac: int) -> int | None:
         metadata, bookies = self._writer(state).appender.metadata, self._bookies(state)
@@ -248,11 +278,42 @@ class Model:
             return f"PublishedIsSeen: LAC {lac} is published, and unknown at {unaware}"
         return ""
 
+    def _check_follower(self, state: State) -> str:
+        if state.follower is None:
+            return ""
+        follower: Follower = self.parts.content(state.follower)
+        got = follower.got
+        if follower.error is not None:
+            return f"NoFollowerFails: {follower.error!r}"
+        if got != list(range(len(got))):
+            return f"InOrderOnce: {got}"
+        if (dirty := self._dirty_entry(state, len(got) - 1)) is not None:
+            return f"EntriesStay: entry {dirty} was delivered, and is not on Qa bookies"
+        return self._check_end(state, follower) if self._rests(state) else ""
+
+    def _check_end(self, state: State, follower: Follower) -> str:
+        """Let the follower go on alone; a silence comes when it waits for nothing else."""
+        confirmed = self._writer(state).appender.window.last_add_confirmed
+        metadata: Frozen = self.parts.content(state.store).metadata
+        for _ in range(_FOLLOWS_MAX):
+            if len(follower.got) > confirmed:
+                return ""
+            _, event = next(events(follower, self._bookies(state), metadata))
+            state = self._inform(state, event)
+            assert state.follower is not None
+            follower = self.parts.content(state.follower)
+        return f"FollowersGetAll: the follower has {follower.got}, and nothing more happens"
+
+    def _rests(self, state: State) -> bool:
+        """Return whether nothing is on its way, and no timer runs that changes anything."""
+        writer = self._writer(state)
+        is_busy = bool(state.flights or writer.must_answer or writer.storing)
+        return not is_busy and state.due.issubset(_MAY_COME_NEVER)
+
     def _check_rest(self, state: State) -> str:
         writer = self._writer(state)
         appender = writer.appender
-        rests = not (state.flights or writer.must_answer or writer.storing)
-        if appender.error is not None or not rests or not state.due.issubset(_MAY_COME_NEVER):
+        if appender.error is not None or not self._rests(state):
             return ""
         if not appender.is_published(state.wanted):
             return f"NoPublicationWaitsForEver: LAC {state.wanted} is not published"
@@ -280,7 +341,9 @@ class Model:
         if writer.must_answer:
             yield "callers have run", self._feed(state, Signal.CALLERS_ANSWERED)
         if writer.storing is not None:
-            yield "the ensemble is stored", self._feed(state, Stored())
+            ask = Ask(Frozen(writer.storing.metadata), writer.storing.version)
+            store, _ = self.parts.step(state.store, ask)
+            yield "the ensemble is stored", self._feed(state._replace(store=store), Stored())
         for due in state.due:
             yield f"{due.name} comes", self._end(state, due)
         # A connection keeps the order of adds.  LACs overtake them, and are overtaken.
@@ -296,6 +359,24 @@ class Model:
             yield from self._travel(state, message)
         for number in range(len(state.bookies)):
             yield from self._suffer(state, number)
+        yield from self._follow(state)
+
+    def _follow(self, state: State) -> Iterator[tuple[str, State]]:
+        if state.follower is None:
+            return
+        follower: Follower = self.parts.content(state.follower)
+        metadata: Frozen = self.parts.content(state.store).metadata
+        for what, event in events(follower, self._bookies(state), metadata):
+            yield f"the follower: {what}", self._inform(state, event)
+        if follower.followed is not None and state.failures < self.scope.failures:
+            after = state._replace(failures=state.failures + 1)
+            yield "the follower's stream ends", self._inform(after, FollowSignal.STREAM_ENDED)
+
+    def _inform(self, state: State, event: Any) -> State:
+        """Return the state after an input of the follower."""
+        assert state.follower is not None
+        number, _ = self.parts.step(state.follower, event)
+        return state._replace(follower=number)
 
     def _feed(self, state: State, event: Any) -> State:
         number, outputs = self.parts.step(state.writer, event)
@@ -338,11 +419,20 @@ class Model:
         if bookie.is_doomed:
             for kept in range(len(bookie.records) - bookie.durable + 1):
                 after, _ = self._at(state, number, Crash(kept))
+                after = self._break_stream(after, number)
                 yield f"bookie {number} crashes, {kept} records survive", after
         if state.fences < self.scope.fences and not bookie.state.fenced:
             fence = Message("fence", 1, number, number)
             after, _ = self._at(state, number, Deliver(fence))
             yield f"bookie {number} is fenced", after._replace(fences=state.fences + 1)
+
+    def _break_stream(self, state: State, bookie: int) -> State:
+        """Return the state after a crash of a bookie, which may be followed."""
+        if state.follower is not None:
+            followed = self.parts.content(state.follower).followed
+            if followed is not None and _NUMBERS[followed.bookie] == bookie:
+                return self._inform(state, FollowSignal.STREAM_ENDED)
+        return state
 
     def _at(
         self, state: State, bookie: int, event: Deliver | Crash

@@ -18,12 +18,10 @@ Promises, looked at in every state:
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlcore.base.errors import InvalidEntryError
 from dlcore.log.entries.stamp import decode_stamp
 from dlcore.log.proxied.producers import GENERATED_FORGOTTEN_MS, Producers
 from tests.model.parts import Parts
@@ -352,65 +350,3 @@ def _put(state: State, proxy: int, owner: int | None) -> State:
 def _with_wire(state: State, number: int, wire: Wire | None) -> State:
     changed = (wire if each.number == number else each for each in state.wires)
     return state._replace(wires=tuple(each for each in changed if each is not None))
-
-
-@dataclass(slots=True)
-class Result:
-    """The result of a search."""
-
-    states: int = 0
-    is_complete: bool = False
-    violation: str = ""
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        steps = "\n".join(f"  {number:2}. {each}" for number, each in enumerate(self.trace, 1))
-        return f"{self.states} states, all: {self.is_complete}\n{self.violation}\n{steps}"
-
-
-class Searched(Protocol):
-    """A model whose states are searched."""
-
-    def initial(self) -> Any:
-        """Return the first state."""
-        ...
-
-    def check(self, state: Any) -> str:
-        """Return which promise a state breaks, "" if none."""
-        ...
-
-    def steps(self, state: Any) -> Iterator[tuple[str, Any]]:
-        """Yield every step, and the state after it."""
-        ...
-
-
-def search(model: Searched, *, states_max: int) -> Result:
-    """Visit every state, or so many of them, the nearest first; stop at the first violation."""
-    result = Result()
-    first = model.initial()
-    parents: dict[Any, tuple[Any, str] | None] = {first: None}
-    waiting = deque([first])
-    while waiting and result.states < states_max:
-        state = waiting.popleft()
-        result.states += 1
-        result.violation = model.check(state)
-        if result.violation:
-            break
-        try:
-            for what, after in model.steps(state):
-                if after not in parents:
-                    parents[after] = (state, what)
-                    waiting.append(after)
-        except (AssertionError, InvalidEntryError) as error:
-            result.violation = f"the machine says {error!r}"
-            break
-    else:
-        result.is_complete = not waiting
-    if result.violation:
-        steps = []
-        parent = parents[state]
-        while parent is not None:
-            steps.append(parent[1])
-            parent = parents[parent[0]]
-        result.trace = tuple(reversed(steps))
-    return result

@@ -12,30 +12,23 @@ import pytest
 
 from dlcore.log.metadata.changes import plan_append
 from dlcore.log.metadata.commits import decide
-from dlcore.log.proxied.turns import Signal, Turns, TurnState
+from dlcore.log.proxied.turns import Signal, Turns
 from dlcore.log.staging import commit
 from dlcore.log.staging.commit import AwaitedLock, HeldLog
 from dlcore.metadata.port import Put
 from tests.model.appends import LARGE, SMALL, Model, Scope
-from tests.model.producers import search
+from tests.model.exploring import STATES_MAX, prove, scopes, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STATES_MAX = 400_000
 LOSSY = SMALL["one append, an answer is lost"]
 
 
-def _names(scopes: dict[str, Scope], *marks: Any) -> list[Any]:
-    return [pytest.param(scope, id=name, marks=marks) for name, scope in scopes.items()]
-
-
-@pytest.mark.parametrize("scope", [*_names(SMALL), *_names(LARGE, pytest.mark.prove)])
+@pytest.mark.parametrize("scope", scopes(SMALL, LARGE))
 def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
     """Every state of the scope is visited."""
-    result = search(Model(scope), states_max=10 * STATES_MAX)
-    assert not result.violation, str(result)
-    assert result.is_complete, str(result)
+    prove(Model(scope))
 
 
 def _heads_are_written_over(*about: Any, **more: Any) -> Any:
@@ -58,14 +51,11 @@ def _only_free_locks_are_asked(held: HeldLog) -> AwaitedLock:
 _awaited = commit._awaited
 
 
-def _nothing_is_read_after_a_rest(self: Turns, signal: Signal) -> Any:
-    if signal is not Signal.REST_DUE:
-        return _on_signal(self, signal)
-    self.state, self._may_differ = TurnState.FREE, False
-    return []
+def _nothing_is_read_after_a_rest(self: Turns, event: Any) -> Any:
+    return [] if event is Signal.REST_DUE else _handle(self, event)
 
 
-_on_signal = Turns._on_signal
+_handle = Turns.handle
 
 
 MUTANTS: dict[str, tuple[Callable[[], Any], Scope]] = {
@@ -86,7 +76,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope]] = {
         LOSSY,
     ),
     "the lock is not read after a rest": (
-        lambda: patch.object(Turns, "_on_signal", _nothing_is_read_after_a_rest),
+        lambda: patch.object(Turns, "handle", _nothing_is_read_after_a_rest),
         SMALL["two appends"],
     ),
 }

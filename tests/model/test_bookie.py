@@ -20,7 +20,7 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from tests.fixtures.memory_disk import DiskOwner, MemoryDisk
-from tests.model import lacs, producers
+from tests.model import exploring, lacs
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
 from tests.model.search import search
 from tests.model.system import Protocol, Scope
@@ -156,7 +156,7 @@ def test_every_step_of_the_model_is_one_of_the_real_storage() -> None:
 def test_lacs_are_accepted_as_by_the_real_storage() -> None:
     """Only once they are durable, and a crash forgets none of them."""
     model = lacs.Model(lacs.Scope(appends=2, publishes=0, crashes=1))
-    producers.search(model, states_max=15_000)
+    exploring.search(model, states_max=15_000)
     _replay(_histories(model.parts), at_least=50)
 
 

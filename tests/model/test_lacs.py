@@ -10,37 +10,38 @@ from unittest.mock import patch
 
 import pytest
 
+from dlcore.ledger.reading.follow import LedgerFollow, Pushed, Signal, Tick
 from dlcore.ledger.writing.appender import (
     AddWindow,
+    LacAccepted,
+    LacFailed,
     LacPublication,
+    LedgerAppender,
     SendLac,
 )
 from tests.model.bookie import Bookie
+from tests.model.exploring import STATES_MAX, prove, scopes, search
 from tests.model.lacs import LARGE, SMALL, Model, Scope
-from tests.model.producers import search
+from tests.simulation.mutants_writing import followers_pass_over_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STATES_MAX = 400_000
-ONE, LOSSY, CRASH = SMALL.values()
+ONE, LOSSY, CRASH, FOLLOWED = SMALL.values()
 TWO = LARGE["two entries"]
 
 
-def _names(scopes: dict[str, Scope], *marks: Any) -> list[Any]:
-    return [pytest.param(scope, id=name, marks=marks) for name, scope in scopes.items()]
-
-
-@pytest.mark.parametrize("scope", [*_names(SMALL), *_names(LARGE, pytest.mark.prove)])
+@pytest.mark.parametrize("scope", scopes(SMALL, LARGE))
 def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
     """Every state of the scope is visited."""
-    result = search(Model(scope), states_max=10 * STATES_MAX)
-    assert not result.violation, str(result)
-    assert result.is_complete, str(result)
+    prove(Model(scope))
 
 
 _publish = LacPublication.publish
 _note_accepted = LacPublication.note_accepted
+_note_failed = LacPublication.note_failed
+_spread = LacPublication.spread
+_append = LedgerAppender.handle
 _window_confirm = AddWindow.confirm
 
 
@@ -53,12 +54,10 @@ def _one_copy_confirms(self: AddWindow) -> Any:
         return _window_confirm(self)
 
 
-def _messages_do_not_wait(self: LacPublication, bookies: Any) -> Any:
-    return [
-        SendLac(each, self._due[each])
-        for each in bookies
-        if self._due.get(each, -1) > self.accepted.get(each, -1)
-    ]
+def _messages_do_not_wait(self: LacPublication, lac: int, members: Any, bookies: Any) -> Any:
+    sent_to = tuple(bookies)
+    _publish(self, lac, members, sent_to)
+    return [SendLac(each, lac) for each in sent_to if self.accepted.get(each, -1) < lac]
 
 
 def _nothing_newer_follows(self: LacPublication, bookie: Any, lac: int) -> Any:
@@ -67,12 +66,12 @@ def _nothing_newer_follows(self: LacPublication, bookie: Any, lac: int) -> Any:
 
 
 def _failures_end_it(self: LacPublication, bookie: Any) -> Any:
-    self._out.discard(bookie)
+    _note_failed(self, bookie)
     return []
 
 
-def _nothing_is_spread(self: LacPublication, *_: Any) -> Any:
-    self._spreading = None
+def _nothing_is_spread(self: LacPublication, *about: Any) -> Any:
+    _spread(self, *about)
     return []
 
 
@@ -81,14 +80,31 @@ def _one_bookie_is_enough(self: LacPublication, lac: int, members: Any) -> Any:
     return set() if knows else set(range(len(members)))
 
 
-def _a_failure_is_an_acceptance(self: LacPublication, bookie: Any) -> Any:
-    return _note_accepted(self, bookie, self._due.get(bookie, -1))
+def _a_failure_is_an_acceptance(self: LedgerAppender, event: Any) -> Any:
+    if isinstance(event, LacFailed):
+        event = LacAccepted(event.bookie, self.window.last_add_confirmed)
+    return _append(self, event)
 
 
 def _answers_are_early(self: Bookie, request: Any, **_: Any) -> Any:
     if self.state.note_lac(request.data):
         self.records.append(request.data)
     return [request._replace(kind="lac accepted")]
+
+
+_handle = LedgerFollow.handle
+
+
+def _one_more_is_confirmed(self: LedgerFollow, event: Any) -> Any:
+    if isinstance(event, Pushed):
+        event = event._replace(last_add_confirmed=event.last_add_confirmed + 1)
+    return _handle(self, event)
+
+
+def _no_failure_is_noticed(self: LedgerFollow, event: Any) -> Any:
+    # A silence alone would do: all members are asked then.
+    is_ignored = event is Signal.STREAM_ENDED or isinstance(event, Tick)
+    return [] if is_ignored else _handle(self, event)
 
 
 def _of_publication(name: str, mutant: Callable[..., Any]) -> Callable[[], Any]:
@@ -107,7 +123,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope, str]] = {
         "NoDirtyLac",
     ),
     "messages do not wait for each other": (
-        _of_publication("_send", _messages_do_not_wait),
+        _of_publication("publish", _messages_do_not_wait),
         ONE,
         "OneMessageAtATime",
     ),
@@ -132,7 +148,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope, str]] = {
         "PublishedIsSeen",
     ),
     "a failure is taken for an acceptance": (
-        _of_publication("note_failed", _a_failure_is_an_acceptance),
+        lambda: patch.object(LedgerAppender, "handle", _a_failure_is_an_acceptance),
         LOSSY,
         "PublishedIsSeen",
     ),
@@ -140,6 +156,17 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Scope, str]] = {
         lambda: patch.object(Bookie, "_lac", _answers_are_early),
         CRASH,
         "PublishedIsSeen",
+    ),
+    "a follower passes over gaps": (followers_pass_over_gaps, FOLLOWED, "the machine says"),
+    "a follower takes one more entry for confirmed": (
+        lambda: patch.object(LedgerFollow, "handle", _one_more_is_confirmed),
+        FOLLOWED,
+        "EntriesStay",
+    ),
+    "a follower notices no failure": (
+        lambda: patch.object(LedgerFollow, "handle", _no_failure_is_noticed),
+        LARGE["one entry, a follower whose stream ends"],
+        "FollowersGetAll",
     ),
 }
 

@@ -12,26 +12,19 @@ from unittest.mock import patch
 import pytest
 
 from dlcore.flight.producer_client import Identity, Outbox, ProducerClient
-from dlcore.flight.producer_server import Ack, StreamAcks
+from dlcore.flight.producer_server import StreamAcks
 from dlcore.log.proxied.producers import Durable, Fresh, Producers
-from tests.model.producers import LARGE, SMALL, Model, Scope, search
+from tests.model.exploring import STATES_MAX, prove, scopes, search
+from tests.model.producers import LARGE, SMALL, Model, Scope
 
 if TYPE_CHECKING:
     from dlcore.log.entries.stamp import Claim
 
-STATES_MAX = 400_000
 
-
-def _names(scopes: dict[str, Scope], *marks: Any) -> list[Any]:
-    return [pytest.param(scope, id=name, marks=marks) for name, scope in scopes.items()]
-
-
-@pytest.mark.parametrize("scope", [*_names(SMALL), *_names(LARGE, pytest.mark.prove)])
+@pytest.mark.parametrize("scope", scopes(SMALL, LARGE))
 def test_no_interleaving_breaks_a_promise(scope: Scope) -> None:
     """Every state of the scope is visited."""
-    result = search(Model(scope), states_max=10 * STATES_MAX)
-    assert not result.violation, str(result)
-    assert result.is_complete, str(result)
+    prove(Model(scope))
 
 
 class _NotRestored(Model):
@@ -93,8 +86,10 @@ _accepted = StreamAcks.accepted
 
 def _acked_when_accepted(self: StreamAcks, *batch: int, **fresh: int) -> None:
     _accepted(self, *batch, **fresh)
-    before = 0 if self._durable is None else self._durable.records
-    self._durable = Ack(before + self._pending_records, None)
+    _durable(self, None)
+
+
+_durable = StreamAcks.durable
 
 
 _open = ProducerClient._open
@@ -132,7 +127,10 @@ MUTANTS: dict[str, tuple[Scope, type[Model], tuple[_Change, ...]]] = {
     "acknowledged before it is durable": (
         Scope(),
         Model,
-        ((StreamAcks, "accepted", _acked_when_accepted),),
+        (
+            (StreamAcks, "accepted", _acked_when_accepted),
+            (StreamAcks, "durable", lambda *_: None),
+        ),
     ),
     "not read by the next owner": (Scope(), _NotRestored, ()),
     "a zombie goes on acknowledging": (Scope(), _ZombiesAcknowledge, ()),

@@ -108,10 +108,11 @@ class Signal(enum.Enum):
     STEP_WANTED = "the caller waits for a step"
     METADATA_CHANGED = "the ledger's metadata is another one, or may be"
     PAUSE_OVER = "the pause of `Pause` is over"
+    STREAM_ENDED = "the followed bookie's stream ended"
 
 
 class Call(enum.Enum):
-    """Effects that carry nothing: calls with one answer, which may be `CallFailed`."""
+    """Effects that carry nothing: calls with one answer."""
 
     READ_METADATA = "read the ledger's metadata; answer with `MetadataRead`"
     READ_END = "find the last entry that may be read; answer with `EndRead`"
@@ -121,7 +122,7 @@ class Control(enum.Enum):
     """Effects that carry nothing, about what earlier effects began."""
 
     LISTEN = "take the next update of the followed bookie"
-    READ_ON = "read the next entries of the range"
+    READ_ON = "read the next entries of the range; after its last ones, let the reading end"
     UNFOLLOW = "end the stream of the followed bookie"
 
 
@@ -142,11 +143,6 @@ class Refused:
     """Event: the caller did not take these entries, the last ones of those that it was offered."""
 
     entries: Sequence[EntryFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class FollowFailed:
-    """Event: the followed bookie's stream ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +182,10 @@ class MetadataRead:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFailed:
-    """Event: a call has no answer."""
-
-    call: Call
-    error: DLError
-
-
-@dataclass(frozen=True, slots=True)
 class RangeRead:
     """Event: the next entries of the range that is read, verified."""
 
     entries: Sequence[EntryFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFailed:
-    """Event: no replica could give the next entry of the range."""
-
-    error: DLError
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +203,18 @@ class Broke:
     error: BaseException
 
 
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Event: what this effect asks for failed, or has no answer; a stream or a range ends so."""
+
+    asked: Asked
+    error: DLError
+
+
 Event: TypeAlias = (
     Signal
     | Pushed
     | Refused
-    | FollowFailed
     | Tick
     | MembersAnswered
     | EndRead
@@ -234,7 +222,6 @@ Event: TypeAlias = (
     | MetadataRead
     | CallFailed
     | RangeRead
-    | ReadFailed
     | Checked
     | Broke
 )
@@ -311,20 +298,9 @@ class Fail:
     error: BaseException
 
 
-Effect: TypeAlias = (
-    Call
-    | Control
-    | Offer
-    | FollowStep
-    | Follow
-    | TickAt
-    | Pause
-    | AskMembers
-    | ReadRange
-    | CheckLac
-    | TellDamage
-    | Fail
-)
+Asked: TypeAlias = Call | Follow | ReadRange | AskMembers | CheckLac | TickAt | Pause
+"""Effects that are answered with events, at last maybe with `CallFailed`."""
+Effect: TypeAlias = Asked | Control | Offer | FollowStep | TellDamage | Fail
 
 
 class _Metadata(enum.Enum):
@@ -448,12 +424,10 @@ class LedgerFollow(Machine[FollowState]):
                 return self._wanted()
             case RangeRead(entries):
                 return self._range_read(entries)
-            case ReadFailed(error):
-                return self._read_failed(error)
             case Tick(now):
                 return self._tick(now)
-            case FollowFailed():
-                return self._follow_failed()
+            case Signal.STREAM_ENDED:
+                return self._stream_ended()
             case Signal.PAUSE_OVER:
                 self._source.is_pausing = False
                 return [*self._refresh(), *self._go_on()]
@@ -468,8 +442,8 @@ class LedgerFollow(Machine[FollowState]):
                 return [*self._learn(metadata), *self._claimed(last_entry_id, None)]
             case EndFound(last_entry_id):
                 return self._claimed(last_entry_id, None)
-            case CallFailed(call, error):
-                return self._call_failed(call, error)
+            case CallFailed(asked, error):
+                return self._call_failed(asked, error)
             case Checked(claimed, confirmed):
                 return self._checked(claimed, confirmed)
             case Broke(error):
@@ -515,13 +489,15 @@ class LedgerFollow(Machine[FollowState]):
         return [FollowStep(entries, self._lac, closed=is_last)]
 
     def _range_read(self, entries: Sequence[EntryFrame]) -> list[Effect]:
+        is_last = entries[-1].entry_id == self._coming.range_end
+        effects: list[Effect] = [Control.READ_ON] if is_last else []
         if entries[-1].entry_id > self._lac:
             # A recovery closed the ledger before them, so they are no entries of it.
             entries = [each for each in entries if each.entry_id <= self._lac]
         if entries:
-            return self._hand_out(entries)
+            return effects + self._hand_out(entries)
         self._become(_WAITING)
-        return self._go_on()
+        return effects + self._go_on()
 
     def _read_failed(self, error: DLError) -> list[Effect]:
         self._coming.range_end = -1
@@ -612,7 +588,7 @@ class LedgerFollow(Machine[FollowState]):
             return self._hand_out(())
         return self._go_on()
 
-    def _follow_failed(self) -> list[Effect]:
+    def _stream_ended(self) -> list[Effect]:
         """Go on to the next bookie; after a round without success, pause, and read the metadata."""
         source = self._source
         source.followed = None
@@ -687,19 +663,21 @@ class LedgerFollow(Machine[FollowState]):
             effects = self._unfollow()
         return [*effects, *self._go_on()]
 
-    def _call_failed(self, call: Call, error: DLError) -> list[Effect]:
+    def _call_failed(self, asked: Asked, error: DLError) -> list[Effect]:
         """Ask again when there is a later cause; without its ledger nothing can go on."""
-        if not isinstance(error, LedgerReadError | MetadataError):
-            return self._fail(error)
-        match call:
-            case Call.READ_METADATA:
+        match asked:
+            case Follow():
+                return self._stream_ended()
+            case ReadRange():
+                return self._read_failed(error)
+            case Call.READ_METADATA if isinstance(error, LedgerReadError | MetadataError):
                 # The watch fires again after a reconnection; until then the bookies go on.
                 return self._metadata_read()
-            case Call.READ_END:
+            case Call.READ_END if isinstance(error, LedgerReadError | MetadataError):
                 self._silence.is_asking = False
                 return []
             case _:
-                assert_never(call)
+                return self._fail(error)
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""

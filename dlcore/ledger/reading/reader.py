@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.ledger.port import ColdEntries
+    from dlcore.ledger.port import ColdEntries, Follower
     from dlcore.ledger.reading.confirmed import LedgerEnd
     from dlcore.wire.frames import EntryFrame
-    from dlcore.wire.port import BookieClient, EntryRange
+    from dlcore.wire.port import BookieClient, EntryRange, FollowUpdate
 
 __all__ = ["FollowStep", "LedgerReader"]
 
@@ -64,7 +64,7 @@ class LedgerReader:
         self._ledger_store = ledger_store
         self._config = config
         self._health = health
-        self._followers: set[LedgerFollower] = set()
+        self._followers: set[Follower] = set()
 
     def __repr__(self) -> str:
         return f"<LedgerReader {self._metadata.ledger_id} {self._metadata.state.name}>"
@@ -170,7 +170,7 @@ class LedgerReader:
         end: LedgerEnd | None = None
         async with side_tasks() as asking:
             tasks = {
-                asking.start(self.ask_held_by(bookie)): position
+                asking.start(self._ask_held_by(bookie)): position
                 for position, bookie in enumerate(ensemble.bookies)
             }
             pending = set(tasks)
@@ -225,7 +225,31 @@ class LedgerReader:
         except DLError:
             return None
 
-    async def ask_held_by(self, bookie: BookieId) -> HeldEntries:
+    def updates(
+        self, bookie: BookieId, first: int, take: Callable[[FollowUpdate], bool]
+    ) -> AsyncGenerator[FollowUpdate, None]:
+        """Yield what a bookie pushes from an entry on; see `BookieClient.follow`."""
+        return self._bookies.follow(
+            bookie, ledger_id=self._metadata.ledger_id, first_entry_id=first, take=take
+        )
+
+    async def ask_all(
+        self, bookies: Sequence[BookieId], on_answer: Callable[[], None]
+    ) -> Sequence[tuple[BookieId, HeldEntries]]:
+        """Return what the bookies know that answer; `on_answer` is called at each answer."""
+
+        async def ask(bookie: BookieId) -> tuple[BookieId, HeldEntries] | None:
+            try:
+                held = await self._ask_held_by(bookie)
+            except DLError:
+                return None
+            on_answer()
+            return bookie, held
+
+        answers = await together(*map(ask, bookies))
+        return [each for each in answers if each is not None]
+
+    async def _ask_held_by(self, bookie: BookieId) -> HeldEntries:
         """Return the LAC that a bookie knows, and the entries that it holds above it.
 
         Raises:
@@ -354,7 +378,7 @@ class LedgerReader:
         the LAC.  Without a metadata store the end of the ledger is not seen.
 
         It waits for bookies for ever.  `on_answer` is called at each answer of a bookie; they are
-        asked about once a second.  By this the caller can decide to give up.
+        asked about once a second.  By this the caller can decide to give up.  It must not raise.
 
         An entry that comes while the caller waits for a step is passed to `on_entry` at once.  If
         that returns True, the entry was taken, and no step contains it.
@@ -365,12 +389,10 @@ class LedgerReader:
         """
         if first < 0:
             raise ConfigurationError(f"first={first}: entry ids start at 0")
-        return LedgerFollower(
-            self, self._bookies, first=first, on_answer=on_answer, on_entry=on_entry
-        ).steps()
+        return LedgerFollower(self, first=first, on_answer=on_answer, on_entry=on_entry).steps()
 
     @contextmanager
-    def informing(self, follower: LedgerFollower) -> Iterator[None]:
+    def informing(self, follower: Follower) -> Iterator[None]:
         """Tell a follower of changes of the metadata, and of entries that may be read."""
         store, ledger_id = self._ledger_store, self._metadata.ledger_id
         unwatch = None if store is None else store.watch(ledger_id, follower.metadata_changed)

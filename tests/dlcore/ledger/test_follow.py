@@ -31,7 +31,6 @@ from dlcore.ledger.reading.follow import (
     Event,
     Fail,
     Follow,
-    FollowFailed,
     FollowState,
     FollowStep,
     LedgerFollow,
@@ -41,7 +40,6 @@ from dlcore.ledger.reading.follow import (
     Pause,
     Pushed,
     RangeRead,
-    ReadFailed,
     ReadRange,
     Refused,
     Signal,
@@ -62,6 +60,8 @@ OPEN = metadata_of((0, "ABC"))
 LOST = LedgerReadError("no replica")
 GONE = LedgerNotFoundError("deleted")
 AWAY = MetadataConnectionError("no connection")
+END = Control.READ_ON
+READ = ReadRange(0, 0)  # which range failed says nothing: only one is read at a time
 
 
 def closed_at(last_entry_id: int, *, names: str = "ABC") -> LedgerMetadata:
@@ -169,7 +169,7 @@ def test_an_entry_above_the_lac_is_handed_out_once_it_is_confirmed() -> None:
     bench = waiting()
     assert bench.push(2, 1, 0, 1, lac=1) == [Offer(entries(0, 1))]
     assert bench.handle(EndFound(2)) == [ReadRange(2, 2)]
-    assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2)]
+    assert bench.handle(RangeRead(entries(2))) == [END, step(2, lac=2)]
 
 
 def test_gaps_are_read_from_any_replica() -> None:
@@ -178,13 +178,13 @@ def test_gaps_are_read_from_any_replica() -> None:
     assert bench.push(2, 5, lac=7) == [ReadRange(0, 1)]
     assert bench.handle(RangeRead(entries(0))) == [step(0, lac=7)]
     assert bench.handle(WANTED) == [Control.READ_ON]
-    assert bench.handle(RangeRead(entries(1))) == [step(1, lac=7)]
+    assert bench.handle(RangeRead(entries(1))) == [END, step(1, lac=7)]
     assert bench.handle(WANTED) == [step(2, lac=7)]
     assert bench.handle(WANTED) == [ReadRange(3, 4)]
-    assert bench.handle(RangeRead(entries(3, 4))) == [step(3, 4, lac=7)]
+    assert bench.handle(RangeRead(entries(3, 4))) == [END, step(3, 4, lac=7)]
     assert bench.handle(WANTED) == [step(5, lac=7)]
     assert bench.handle(WANTED) == [ReadRange(6, 7)]
-    assert bench.handle(RangeRead(entries(6, 7))) == [step(6, 7, lac=7)]
+    assert bench.handle(RangeRead(entries(6, 7))) == [END, step(6, 7, lac=7)]
     assert bench.handle(WANTED) == [Control.LISTEN]
 
 
@@ -194,7 +194,7 @@ def test_an_end_that_the_caller_found_is_read_up_to() -> None:
     assert bench.handle(EndFound(1)) == [ReadRange(0, 1)]
     assert bench.handle(EndFound(1)) == []
     assert bench.handle(EndFound(2)) == []
-    assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=2)]
+    assert bench.handle(RangeRead(entries(0, 1))) == [END, step(0, 1, lac=2)]
     assert bench.handle(WANTED) == [ReadRange(2, 2)]
 
 
@@ -205,7 +205,7 @@ def test_a_closed_ledger_is_read_to_its_end() -> None:
     assert bench.handle(EndFound(9)) == []
     assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=2)]
     assert bench.handle(WANTED) == [Control.READ_ON]
-    assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2, closed=True)]
+    assert bench.handle(RangeRead(entries(2))) == [END, step(2, lac=2, closed=True)]
     assert bench.state is FollowState.ENDED
     assert bench.handle(WANTED) == []
     assert Bench(closed_at(-1)).handle(WANTED) == [step(lac=-1, closed=True)]
@@ -229,7 +229,7 @@ def test_a_ledger_that_is_closed_meanwhile_ends() -> None:
 
 def test_a_recovery_may_close_a_ledger_below_what_was_claimed() -> None:
     """Nothing above its end is handed out, whether bookies have it or not."""
-    for answer in (RangeRead(entries(1, 2)), ReadFailed(LOST)):
+    for answer in (RangeRead(entries(1, 2)), CallFailed(READ, LOST)):
         bench = waiting()
         assert bench.push(0, lac=9) == [step(0, lac=9)]
         assert bench.handle(WANTED) == [ReadRange(1, 9)]
@@ -273,18 +273,26 @@ def test_bookies_that_fail_are_followed_in_turn_with_pauses_that_grow() -> None:
     bench = Bench()
     assert bench.handle(WANTED) == [Follow(bookie("B"), 0)]
     for pause_s in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
-        assert bench.handle(FollowFailed()) == [Follow(bookie("C"), 0)]
-        assert bench.handle(FollowFailed()) == [Follow(bookie("A"), 0)]
-        assert bench.handle(FollowFailed()) == [Pause(pause_s)]
+        assert bench.handle(Signal.STREAM_ENDED) == [Follow(bookie("C"), 0)]
+        assert bench.handle(Signal.STREAM_ENDED) == [Follow(bookie("A"), 0)]
+        assert bench.handle(Signal.STREAM_ENDED) == [Pause(pause_s)]
         assert bench.handle(MetadataRead(OPEN)) == []
         effects = bench.handle(Signal.PAUSE_OVER)
         assert effects == [Call.READ_METADATA, Follow(bookie("B"), 0)]
         assert bench.handle(CallFailed(Call.READ_METADATA, AWAY)) == []
     assert bench.push(lac=-1) == [step(lac=-1)]
-    assert bench.handle(FollowFailed()) == []  # the caller works
+    assert bench.handle(Signal.STREAM_ENDED) == []  # the caller works
     assert bench.handle(WANTED) == [Follow(bookie("C"), 0)]
-    assert bench.handle(FollowFailed()) == [Follow(bookie("A"), 0)]
-    assert bench.handle(FollowFailed()) == [Pause(0.1)]
+    assert bench.handle(Signal.STREAM_ENDED) == [Follow(bookie("A"), 0)]
+    assert bench.handle(Signal.STREAM_ENDED) == [Pause(0.1)]
+
+
+def test_a_bookie_without_an_answer_is_not_followed_any_more() -> None:
+    """Whatever its error, also where the same error would end a call."""
+    bench = waiting()
+    for name in "CA":
+        failed = CallFailed(Follow(bookie("B"), 0), GONE)
+        assert bench.handle(failed) == [Follow(bookie(name), 0)]
 
 
 def test_damaged_pushes_are_logged_and_read_from_others() -> None:
@@ -298,7 +306,7 @@ def test_damaged_pushes_are_logged_and_read_from_others() -> None:
     assert damage.bookie == bookie("B")
     assert handed_out == step(0, lac=2)
     assert bench.handle(WANTED) == [ReadRange(1, 1)]
-    assert bench.handle(RangeRead(entries(1))) == [step(1, lac=2)]
+    assert bench.handle(RangeRead(entries(1))) == [END, step(1, lac=2)]
     assert bench.handle(WANTED) == [Offer(entries(2))]
     foreign = encode_frame(
         ledger_id=8, entry_id=3, last_add_confirmed=2, ledger_bytes=16, body=[b"body"]
@@ -315,6 +323,7 @@ def test_a_call_without_a_ledger_ends_it() -> None:
         bench = waiting()
         assert bench.handle(CallFailed(call, GONE)) == [Fail(GONE)]
         assert bench.state is FollowState.ENDED
+    assert waiting().handle(CallFailed(Pause(0.1), AWAY)) == [Fail(AWAY)]  # it cannot fail
 
 
 def test_silence_makes_it_ask_all_members() -> None:
@@ -330,8 +339,8 @@ def test_silence_makes_it_ask_all_members() -> None:
     assert bench.tick(2.5) == [TickAt(3.5), AskMembers(bookies("ABC"))]
     assert bench.handle(answers()) == []
     for _ in range(2):
-        bench.handle(FollowFailed())
-    assert bench.handle(FollowFailed()) == [Pause(0.1)]
+        bench.handle(Signal.STREAM_ENDED)
+    assert bench.handle(Signal.STREAM_ENDED) == [Pause(0.1)]
     assert bench.tick(9.0) == [TickAt(10.0)]
     idle = waiting()
     idle.push(0, lac=0)
@@ -343,7 +352,7 @@ def test_a_member_that_knows_a_higher_lac_is_followed() -> None:
     """From the next entry on, once the caller has those up to that LAC."""
     bench = asked(waiting())
     assert bench.handle(answers(A=knows(-1), C=knows(1))) == [Control.UNFOLLOW, ReadRange(0, 1)]
-    assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=1)]
+    assert bench.handle(RangeRead(entries(0, 1))) == [END, step(0, 1, lac=1)]
     assert bench.handle(WANTED) == [Follow(bookie("C"), 2)]
 
 
@@ -352,7 +361,7 @@ def test_the_followed_bookie_is_believed_beside_what_it_pushed() -> None:
     bench = asked(waiting())
     held = {"A": knows(-1), "B": knows(0), "C": knows(-1)}
     assert bench.handle(answers(**held)) == [Control.UNFOLLOW, ReadRange(0, 0)]
-    assert bench.handle(RangeRead(entries(0))) == [step(0, lac=0)]
+    assert bench.handle(RangeRead(entries(0))) == [END, step(0, lac=0)]
     assert bench.handle(WANTED) == [Follow(bookie("B"), 1)]
 
 
@@ -369,7 +378,7 @@ def test_entries_above_every_known_lac_may_be_readable() -> None:
     assert bench.handle(answers(A=knows(-1, (0, 2)), B=knows(-1))) == [Call.READ_END]
     assert bench.tick(7.0) == [TickAt(8.0)]
     assert bench.handle(EndRead(2, OPEN)) == [Control.LISTEN, ReadRange(0, 2)]
-    assert bench.handle(RangeRead(entries(0, 1, 2))) == [step(0, 1, 2, lac=2)]
+    assert bench.handle(RangeRead(entries(0, 1, 2))) == [END, step(0, 1, 2, lac=2)]
     bench.handle(WANTED)
     assert bench.tick(9.0) == [TickAt(10.0), AskMembers(bookies("ABC"))]
     bench.handle(answers())
@@ -381,7 +390,7 @@ def test_entries_above_every_known_lac_may_be_readable() -> None:
     bench.handle(answers(A=knows(-1, (0, 2))))
     end = bench.handle(EndRead(0, closed_at(0)))
     assert end == [Control.UNFOLLOW, ReadRange(0, 0)]
-    assert bench.handle(RangeRead(entries(0))) == [step(0, lac=0, closed=True)]
+    assert bench.handle(RangeRead(entries(0))) == [END, step(0, lac=0, closed=True)]
 
 
 def test_a_fence_makes_it_read_the_metadata() -> None:
@@ -398,13 +407,13 @@ def test_a_lac_is_checked_if_an_entry_below_it_is_nowhere() -> None:
     bench = waiting()
     assert bench.push(0, lac=9) == [step(0, lac=9)]
     assert bench.handle(WANTED) == [ReadRange(1, 9)]
-    assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, 0, 9)]
+    assert bench.handle(CallFailed(READ, LOST)) == [CheckLac(OPEN.last_ensemble, 0, 9)]
     assert bench.state is FollowState.CHECKING
     assert bench.handle(Checked(9, 0)) == [Control.UNFOLLOW, Follow(bookie("C"), 1)]
     asked(bench)
     assert bench.handle(answers(B=knows(9), C=knows(0))) == []
     for _ in range(2):
-        bench.handle(FollowFailed())
+        bench.handle(Signal.STREAM_ENDED)
     assert bench.tick(6.0) == [TickAt(7.0), AskMembers(bookies("ABC"))]
 
 
@@ -416,7 +425,7 @@ def test_if_all_sent_false_ones_all_are_followed_again() -> None:
         bench.push(lac=9)
         if bench.state is FollowState.IDLE:
             bench.handle(WANTED)
-        assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, -1, 9)]
+        assert bench.handle(CallFailed(READ, LOST)) == [CheckLac(OPEN.last_ensemble, -1, 9)]
         assert bench.handle(Checked(9, -1)) == [Control.UNFOLLOW, Follow(bookie(name), 0)]
 
 
@@ -424,7 +433,7 @@ def test_a_false_lac_without_a_source_is_no_bookies_fault() -> None:
     """A read of the caller found it: no bookie is left out."""
     bench = waiting()
     assert bench.handle(EndFound(3)) == [ReadRange(0, 3)]
-    bench.handle(ReadFailed(LOST))
+    bench.handle(CallFailed(READ, LOST))
     assert bench.handle(Checked(3, -1)) == [Control.UNFOLLOW, Follow(bookie("B"), 0)]
 
 
@@ -432,16 +441,16 @@ def test_an_entry_below_a_true_lac_is_lost() -> None:
     """One of a closed ledger ends it as well; another error says nothing about the LAC."""
     bench = waiting()
     bench.push(lac=0)
-    assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, -1, 0)]
+    assert bench.handle(CallFailed(READ, LOST)) == [CheckLac(OPEN.last_ensemble, -1, 0)]
     assert bench.handle(Checked(0, 0)) == [Fail(LOST)]
     assert bench.state is FollowState.ENDED
     bench = Bench(closed_at(0))
     bench.handle(WANTED)
-    assert bench.handle(ReadFailed(LOST)) == [Fail(LOST)]
+    assert bench.handle(CallFailed(READ, LOST)) == [Fail(LOST)]
     bench = waiting()
     bench.push(lac=0)
     refused = ConfigurationError("no such entry")
-    assert bench.handle(ReadFailed(refused)) == [Fail(refused)]
+    assert bench.handle(CallFailed(READ, refused)) == [Fail(refused)]
 
 
 def test_a_ledger_that_is_closed_while_its_lac_is_checked_is_read_again() -> None:
@@ -449,7 +458,7 @@ def test_a_ledger_that_is_closed_while_its_lac_is_checked_is_read_again() -> Non
     for confirmed in (-1, 9):
         bench = waiting()
         bench.push(lac=9)
-        bench.handle(ReadFailed(LOST))
+        bench.handle(CallFailed(READ, LOST))
         assert bench.handle(MetadataRead(closed_at(0))) == [Control.UNFOLLOW]
         assert bench.handle(Checked(9, confirmed)) == [ReadRange(0, 0)]
 
@@ -464,7 +473,7 @@ def test_an_error_waits_for_a_caller_that_works() -> None:
     assert bench.handle(WANTED) == [Fail(GONE)]
     bench = waiting()
     bench.push(lac=0)
-    bench.handle(ReadFailed(LOST))
+    bench.handle(CallFailed(READ, LOST))
     assert bench.handle(Broke(GONE)) == [Fail(GONE)]
 
 

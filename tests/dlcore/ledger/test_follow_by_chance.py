@@ -22,7 +22,6 @@ from dlcore.ledger.reading.follow import (
     EndRead,
     Event,
     Follow,
-    FollowFailed,
     FollowState,
     FollowStep,
     LedgerFollow,
@@ -32,7 +31,6 @@ from dlcore.ledger.reading.follow import (
     Pause,
     Pushed,
     RangeRead,
-    ReadFailed,
     ReadRange,
     Refused,
     Signal,
@@ -110,7 +108,8 @@ class World:
                 self.range = effect
                 self.read()
             case Control.READ_ON:
-                self.read()
+                if self.range is not None:
+                    self.read()
             case Call.READ_METADATA:
                 self.pending.append(self.or_not(MetadataRead(self.metadata()), effect))
             case Call.READ_END:
@@ -143,10 +142,10 @@ class World:
         first, last = self.range.first, min(self.range.last, self.lac)
         if first > last:
             self.proven = self.lac  # what is confirmed later may be there, and is not missed
-            self.pending.append(ReadFailed(LOST))
+            self.pending.append(CallFailed(self.range, LOST))
             return
         last = self.rng.randint(first, last)
-        self.range = ReadRange(last + 1, self.range.last)
+        self.range = ReadRange(last + 1, self.range.last) if last < self.range.last else None
         self.pending.append(RangeRead([entry_of(each) for each in range(first, last + 1)]))
 
     def push(self) -> None:
@@ -186,7 +185,7 @@ class World:
     def fail(self) -> None:
         """Let the followed bookie fail."""
         self.followed = None
-        self.handle(FollowFailed())
+        self.handle(Signal.STREAM_ENDED)
 
     def answer(self) -> None:
         """Let an answer arrive."""
