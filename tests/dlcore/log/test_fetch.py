@@ -19,9 +19,10 @@ from dlcore.base.errors import (
     MetadataConnectionError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.records import EntryPlace
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.reading.tail_driver import ExtentLedgers
+from dlcore.log.reading.extent_ledgers import ExtentLedgers
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
@@ -132,8 +133,7 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes over all of them, from anywhere, and along the tail, and none is read before."""
-    monkeypatch.setattr("dlcore.log.reading.tail_driver.SEGMENTS_AHEAD", at_once)
-    monkeypatch.setattr("dlcore.log.reading.opening.SEGMENTS_AHEAD", at_once)
+    monkeypatch.setattr("dlcore.log.metadata.history._SEGMENTS_AHEAD", at_once)
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"%d" % number for number in range(7)])
@@ -407,7 +407,8 @@ def test_nothing_is_taken_behind_an_error() -> None:
                     written = writer.write(record(turns + 1))
                     for _turn in range(turns):
                         await asyncio.sleep(0)
-                    reader._fetcher.fail(LedgerReadError("planted"))
+                    place = EntryPlace(1, 0, 0, 1, 0)
+                    reader._fetcher.reject(place, LedgerReadError("planted"))
                     await written
                     await asyncio.sleep(0.01)
                     assert reader._fetcher.take() is None

@@ -18,6 +18,7 @@ from dlcore.base.errors import (
     ReaderIdleError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.records import EntryPlace
 from dlcore.log.reading.tail import IdleStep, IdleWatch
 from dlcore.wire.frames import decode_frame, encode_frame
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
@@ -241,7 +242,7 @@ def test_an_error_that_is_raised_again_and_again_does_not_grow() -> None:
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_reader() as reader:
-            reader._fetcher.fail(LedgerReadError("planted"))
+            reader._fetcher.reject(EntryPlace(1, 0, 0, 1, 0), LedgerReadError("planted"))
             depths = set()
             for _ in range(3):
                 with pytest.raises(LedgerReadError, match="planted") as refused:
