@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlcore.base.errors import (
+    AlreadyClosedError,
     AlreadyTruncatedError,
     BookieUnavailableError,
     EndOfStreamError,
@@ -371,6 +372,34 @@ def test_two_who_read_one_history_at_once_do_not_disturb_each_other() -> None:
             history.read(from_lssn=1, count=2), history.read(from_lssn=3, count=1)
         )
         assert [[each.lssn for each in state.segments] for state in states] == [[1, 2], [3]]
+
+    on_log(body)
+
+
+def test_a_reader_that_is_closed_while_it_looks_for_more_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its call gets an error, and does not wait for ever."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        await write_segments(log, [b"a"])
+        reader = await log.open_reader()
+        assert len(await reader.read_bulk(9, until_caught_up=True)) == 1
+        looks, goes_on = asyncio.Event(), asyncio.Event()
+        read = LogHistory.read
+
+        async def slow(self: LogHistory, **which: Any) -> LogState:
+            looks.set()
+            await goes_on.wait()
+            return await read(self, **which)
+
+        monkeypatch.setattr(LogHistory, "read", slow)
+        reading = asyncio.create_task(reader.read_next(until_caught_up=True))
+        await looks.wait()
+        await reader.aclose()
+        goes_on.set()
+        with pytest.raises(AlreadyClosedError):
+            await asyncio.wait_for(reading, 30)
 
     on_log(body)
 
