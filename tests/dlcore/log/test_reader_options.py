@@ -19,7 +19,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace
-from dlcore.log.reading.tail import IdleStep, IdleWatch
+from dlcore.log.reading.reader import EntryDecoder
+from dlcore.log.reading.tail import Broke, FetchedEntry, IdleStep, IdleWatch
 from dlcore.wire.frames import decode_frame, encode_frame
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
@@ -233,6 +234,25 @@ def test_records_that_retention_keeps_are_read_though_truncated() -> None:
         assert await txids(log) == [9, 10, 11]
         assert await txids(log, ignore_truncation=True) == list(range(12))
         assert await txids(log, dlsn=DLSN(2, 2, 0), ignore_truncation=True) == list(range(6, 12))
+
+    on_log(body)
+
+
+def test_a_broken_entry_is_skipped_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is about what follows the entry, and comes in its turn."""
+
+    def broken(self: EntryDecoder, entry: FetchedEntry) -> None:
+        raise InvalidEntryError("planted")
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        await write(log, 1)
+        async with await log.open_reader(skip_broken_entries=True) as reader:
+            await reader._fetcher.wait()
+            reader._fetcher._handle(Broke(LedgerReadError("later")))
+            monkeypatch.setattr(EntryDecoder, "decode", broken)
+            with pytest.raises(LedgerReadError, match="later"):
+                await reader.read_next()
+            assert (reader.broken_entries, reader.position) == (1, DLSN(1, 1, 0))
 
     on_log(body)
 
