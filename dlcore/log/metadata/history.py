@@ -73,6 +73,8 @@ async def read_chunks(
 
 
 _SEGMENTS_AT_ONCE = 100
+_SEGMENTS_AHEAD = 50
+"""Segments whose metadata a reader knows in advance: a log may have very many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,13 @@ class LogHistory:
         """
         async with self._turn:
             return await self._state_of(await self._logs.read(self._log), from_lssn, count)
+
+    async def read_ahead(self, from_lssn: int) -> LogState:
+        """Return the log's state with the next segments for a reader that is in this one.
+
+        Raises: as `read`.
+        """
+        return await self.read(from_lssn=from_lssn, count=_SEGMENTS_AHEAD)
 
     async def state_of(
         self, at: VersionedHead, *, from_lssn: int = 1, count: int | None = None

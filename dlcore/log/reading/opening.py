@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.log.metadata.history import LogHistory
+from dlcore.log.reading.broken_entries import BrokenEntries
 from dlcore.log.reading.cursor import ReadCursor, TruncationRule
 from dlcore.log.reading.log_range import LogRange
 from dlcore.log.reading.ranges import RangeExtent, RangeView, position_of
@@ -16,7 +17,7 @@ from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, LogFollower
 from dlcore.log.reading.subscriptions import SubscriptionHold
-from dlcore.log.reading.tail_driver import SEGMENTS_AHEAD, BrokenEntries, Fetcher
+from dlcore.log.reading.tail_driver import Fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +164,7 @@ class ReaderOpener:
         # The state that is known lacks truncated segments.
         state = None if keeps else self._known.known_state()
         if state is None:
-            state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
+            state = await history.read_ahead(cursor.position.lssn)
         beginning = cursor.copy()
         beginning.plan(state)  # raises if the position was truncated
         fetcher = Fetcher(self._context, history, state, cursor, self._config, broken)

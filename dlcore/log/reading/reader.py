@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.log.context import LogContext
+    from dlcore.log.reading.broken_entries import BrokenEntries
     from dlcore.log.reading.rows_reader import RowsWanted
     from dlcore.log.reading.schemas import KnownSchemas
     from dlcore.log.reading.subscriptions import SubscriptionHold
     from dlcore.log.reading.tail import FetchedEntry
-    from dlcore.log.reading.tail_driver import BrokenEntries, Fetcher
+    from dlcore.log.reading.tail_driver import Fetcher
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +188,7 @@ class DirectReader(AsyncLogReader):
             if entry is not None:
                 if decoder.schemas is not None or entry.header.encrypted:
                     await decoder.learn(entry)
+                    self._require_open()
                 reads.entries += 1
                 reads.size_bytes += entry.body.nbytes
                 rows = self._decode_unbroken(entry)
@@ -210,11 +212,9 @@ class DirectReader(AsyncLogReader):
         try:
             rows = self._decoder.decode(entry)
         except InvalidEntryError as error:
-            try:
-                self._broken.meet(entry.place.lssn, entry.place.entry_id, error)
-            except InvalidEntryError:
-                self._fetcher.fail(error)  # later entries must not be read as if it were not there
-                raise
+            self._fetcher.reject(entry.place, error)
+            if self._fetcher.error is error:
+                raise  # later entries must not be read as if this one were not there
             return None
         return rows if rows is not None and rows.rows_left else None
 

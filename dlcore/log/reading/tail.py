@@ -7,13 +7,14 @@ docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 Theory of operation.  The cursor and the segment list say what is next.  A final extent is *read*;
 near its end the next one is opened, so that its first entries arrive in time.  An open extent is
 *followed* until its ledger is closed and the segment list shows what comes after it.  Entries are
-buffered while there is room; then the stream of entries stands still.  A followed entry that finds
-room is taken as it comes.
+buffered while there is room; then the stream of entries stands still, and each entry that the
+caller takes may make room.  A followed entry that finds room is taken as it comes.
 
 The segment list is read again when it may have changed and something depends on it: at the end of
 what is known, while an extent is followed, and after a ledger could not be read.  Truncation,
 recovery and merges remove ledgers, and each of them changes the list; if the list did not change,
-the failure is an error.  A broken entry is an error, too, or is skipped on request.
+the failure is an error.  A broken entry is an error, too, or is skipped on request,
+also if only the caller finds it broken.
 
 The caller takes entries, or waits.  A wait ends with an entry, an error, the log's end, and each
 time that everything known was read.  It fails if the metadata store, or all followed bookies, are
@@ -39,6 +40,7 @@ from dlcore.base.errors import (
     LedgerReadError,
     MetadataConnectionError,
     ReaderIdleError,
+    UnexpectedError,
 )
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.base.records import EntryPlace
@@ -193,7 +195,7 @@ class Signal(enum.Enum):
 
     START = "begin to read"
     CHANGED = "the segment list is another one, or may be"
-    ROOM = "the caller took an entry while others wait for room"
+    ROOM = "the caller took an entry, as `AWAIT_ROOM` asked to be informed"
     STREAM_ENDED = "all entries of the step came; a followed ledger is closed"
     WAIT_LEFT = "the caller waits no more"
     CLOSE = "the caller reads no more"
@@ -209,13 +211,18 @@ class Fetched(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """Event: an entry for which `has_room` said yes came beside the stream."""
+    """Event: the next entry of a followed extent came beside its stream."""
 
+    step: FollowExtent
     frame: EntryFrame
 
 
 class Waits(NamedTuple):
-    """Event: the caller waits; a followed bookie was last heard at `heard_s`, of the same clock."""
+    """Event: the caller waits; a followed bookie was last heard at `heard_s`, of the same clock.
+
+    Bookies are heard as often as entries come, too often for an event each; only the last time
+    counts, and only when a wait is judged.
+    """
 
     now: float
     heard_s: float
@@ -261,13 +268,14 @@ class StateRead:
 class Broke:
     """Event: nothing can go on; buffered entries remain."""
 
-    error: DLError
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Event: the caller cannot use the entry that it took last, so it gets none after it."""
+    """Event: the entry that the caller took last is broken."""
 
+    place: EntryPlace
     error: DLError
 
 
@@ -290,6 +298,8 @@ class Control(enum.Enum):
     """Effects that carry nothing, about what earlier effects began."""
 
     GO_ON = "let the stream of the step give its next entries"
+    AWAIT_ROOM = "say `ROOM` for each entry that is taken, until `GO_ON` or `STOP`"
+    REFUSE = "let the stream of the step give the entry that was pushed"
     STOP = "end the stream of the step"
     DROP = "end the stream that was opened before its turn"
 
@@ -309,7 +319,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Effect: let the opened stream give its entries, as `Fetched`, one chunk at each `GO_ON`."""
+    """Effect: let the opened stream give its entries, as `Fetched`, one chunk at each `GO_ON`.
+
+    A failure of the stream is said then, too.
+    """
 
     step: ReadExtent
 
@@ -468,8 +481,7 @@ class EntryBuffer:
     def take(self) -> FetchedEntry | None:
         """Take the first entry, if there is one.
 
-        It is no event, because a caller takes very many.  If fetched entries wait for room, the
-        caller must send ROOM to the machine afterwards.
+        It is no event, because a caller takes very many: `AWAIT_ROOM` asks for events.
         """
         if not self.entries:
             return None
@@ -538,42 +550,13 @@ class LogTail(Machine[TailState]):
         self._lost: tuple[DLError, int] | None = None  # and the version of the segment list
         self._wait = _Wait(segments.name, config)
 
-    def has_room(self, step: FollowExtent) -> bool:
-        """Return whether an entry of `step` may come as `Pushed` now."""
-        is_next = self._step is step and self.state is _FOLLOWING and not self.buffer.waiting
-        return is_next and not self.buffer.is_full
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is more to read by what is known, unless it is truncated right now."""
-        # On a copy: planning may move the cursor, which only the machine's own plan may do.
-        return isinstance(self.cursor.copy().plan(self.segments.state), ReadExtent)
-
-    def more_in(self, state: LogState) -> bool | FollowExtent:
-        """Return whether `state` has a record that was not taken; an extent: its LAC decides.
-
-        Raises: as `ReadCursor.plan`.
-        """
-        if self.buffer.entries or self.state in (_ENDED, _FAILED, _CLOSED):
-            return True
-        step = self.cursor.copy().plan(state)
-        match step:
-            case WaitForChange():
-                return False
-            case ReadExtent() | EndOfStream() | LearnSegments():
-                return True
-            case FollowExtent():
-                return step
-            case _:
-                assert_never(step)
-
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
-        """Take one event; what comes after `CLOSE` does nothing."""
+        """Take one event; what comes after `CLOSE` has no effect but an answer."""
         if self.state is _CLOSED:
-            return []
+            return _answer_of_closed(event)
         match event:
             case Pushed():
-                return self._deliver(event.frame)
+                return self._pushed(event)
             case Waits():
                 self._wait.begin(event.now)
                 if self.buffer.entries or self.state in (_ENDED, _FAILED):
@@ -613,8 +596,10 @@ class LogTail(Machine[TailState]):
             case StateRead(state):
                 return self._state_read(state)
             case Broke(error):
-                return self._fail(error)
-            case Rejected(error):
+                return self._fail(self._known(error))
+            case Rejected(place, error):
+                if self._skips_broken:
+                    return [Skipped(place.lssn, place.entry_id, error)]
                 # Buffered entries follow the rejected one: delivered, they would leave a gap.
                 self.buffer.clear()
                 return self._fail(error)
@@ -686,14 +671,29 @@ class LogTail(Machine[TailState]):
         self.error = error
         return [*effects, *self._wait.end()]
 
+    def _known(self, error: Exception) -> DLError:
+        """Return an error for the caller, who must not wait for ever because of a defect."""
+        if isinstance(error, DLError):
+            return error
+        return UnexpectedError(f"reader of log {self.segments.state.name!r} broke: {error!r}")
+
     # Entries
+
+    def _pushed(self, event: Pushed) -> list[Effect]:
+        """Buffer an entry that is next and finds room; else it comes with the stream."""
+        buffer = self.buffer
+        is_next = event.step is self._step and self.state is _FOLLOWING and not buffer.waiting
+        if not is_next or buffer.is_full:
+            return [Control.REFUSE]
+        return self._deliver(event.frame)
 
     def _fetched(self, frames: Sequence[EntryFrame]) -> list[Effect]:
         effects: list[Effect] = []
         if isinstance(self._step, ReadExtent) and self._opened is None:
             effects = self._open_next(self._step, frames[-1].entry_id)
         self.buffer.waiting.extend(frames)
-        return [*effects, *self._fill()]
+        effects += self._fill()
+        return [*effects, Control.AWAIT_ROOM] if self.buffer.waiting else effects
 
     def _open_next(self, step: ReadExtent, fetched_entry_id: int) -> list[Effect]:
         """Open the extent after `step`, if it is known and final, and `step` is nearly read."""
@@ -848,3 +848,14 @@ class LogTail(Machine[TailState]):
         assert self.error is None or state in (_FAILED, _CLOSED)
         assert self._wait.heard_s is None or state is _FOLLOWING
         assert not (self._wait.is_on and (buffer.entries or state in (_ENDED, _FAILED, _CLOSED)))
+
+
+def _answer_of_closed(event: Event) -> list[Effect]:
+    """Return the effects of an event of a machine that is closed."""
+    match event:
+        case Waits():
+            return [WaitOver(None)]
+        case Pushed():
+            return [Control.REFUSE]
+        case _:
+            return []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlcore.base.errors import (
+    AlreadyClosedError,
     AlreadyTruncatedError,
     BookieUnavailableError,
     EndOfStreamError,
@@ -19,9 +20,10 @@ from dlcore.base.errors import (
     MetadataConnectionError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.records import EntryPlace
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.reading.tail_driver import ExtentLedgers
+from dlcore.log.reading.extent_ledgers import ExtentLedgers
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
@@ -132,8 +134,7 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes over all of them, from anywhere, and along the tail, and none is read before."""
-    monkeypatch.setattr("dlcore.log.reading.tail_driver.SEGMENTS_AHEAD", at_once)
-    monkeypatch.setattr("dlcore.log.reading.opening.SEGMENTS_AHEAD", at_once)
+    monkeypatch.setattr("dlcore.log.metadata.history._SEGMENTS_AHEAD", at_once)
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"%d" % number for number in range(7)])
@@ -375,6 +376,34 @@ def test_two_who_read_one_history_at_once_do_not_disturb_each_other() -> None:
     on_log(body)
 
 
+def test_a_reader_that_is_closed_while_it_looks_for_more_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its call gets an error, and does not wait for ever."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        await write_segments(log, [b"a"])
+        reader = await log.open_reader()
+        assert len(await reader.read_bulk(9, until_caught_up=True)) == 1
+        looks, goes_on = asyncio.Event(), asyncio.Event()
+        read = LogHistory.read
+
+        async def slow(self: LogHistory, **which: Any) -> LogState:
+            looks.set()
+            await goes_on.wait()
+            return await read(self, **which)
+
+        monkeypatch.setattr(LogHistory, "read", slow)
+        reading = asyncio.create_task(reader.read_next(until_caught_up=True))
+        await looks.wait()
+        await reader.aclose()
+        goes_on.set()
+        with pytest.raises(AlreadyClosedError):
+            await asyncio.wait_for(reading, 30)
+
+    on_log(body)
+
+
 def test_pushed_entries_are_buffered_within_the_bound() -> None:
     """A tail reader that is slow gets all of it, in order."""
 
@@ -407,7 +436,8 @@ def test_nothing_is_taken_behind_an_error() -> None:
                     written = writer.write(record(turns + 1))
                     for _turn in range(turns):
                         await asyncio.sleep(0)
-                    reader._fetcher.fail(LedgerReadError("planted"))
+                    place = EntryPlace(1, 0, 0, 1, 0)
+                    reader._fetcher.reject(place, LedgerReadError("planted"))
                     await written
                     await asyncio.sleep(0.01)
                     assert reader._fetcher.take() is None

@@ -18,7 +18,9 @@ from dlcore.base.errors import (
     ReaderIdleError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.reading.tail import IdleStep, IdleWatch
+from dlcore.base.records import EntryPlace
+from dlcore.log.reading.reader import EntryDecoder
+from dlcore.log.reading.tail import Broke, FetchedEntry, IdleStep, IdleWatch
 from dlcore.wire.frames import decode_frame, encode_frame
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
@@ -236,12 +238,31 @@ def test_records_that_retention_keeps_are_read_though_truncated() -> None:
     on_log(body)
 
 
+def test_a_broken_entry_is_skipped_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is about what follows the entry, and comes in its turn."""
+
+    def broken(self: EntryDecoder, entry: FetchedEntry) -> None:
+        raise InvalidEntryError("planted")
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        await write(log, 1)
+        async with await log.open_reader(skip_broken_entries=True) as reader:
+            await reader._fetcher.wait()
+            reader._fetcher._handle(Broke(LedgerReadError("later")))
+            monkeypatch.setattr(EntryDecoder, "decode", broken)
+            with pytest.raises(LedgerReadError, match="later"):
+                await reader.read_next()
+            assert (reader.broken_entries, reader.position) == (1, DLSN(1, 1, 0))
+
+    on_log(body)
+
+
 def test_an_error_that_is_raised_again_and_again_does_not_grow() -> None:
     """A loop that polls a failed reader does not fill the memory with its traceback."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_reader() as reader:
-            reader._fetcher.fail(LedgerReadError("planted"))
+            reader._fetcher.reject(EntryPlace(1, 0, 0, 1, 0), LedgerReadError("planted"))
             depths = set()
             for _ in range(3):
                 with pytest.raises(LedgerReadError, match="planted") as refused:

@@ -21,6 +21,7 @@ from dlcore.base.errors import (
     UnexpectedError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.records import EntryPlace
 from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.reading.cursor import FollowExtent, ReadCursor, ReadExtent, Step, TruncationRule
 from dlcore.log.reading.tail import (
@@ -33,7 +34,6 @@ from dlcore.log.reading.tail import (
     Follow,
     FollowBegan,
     Open,
-    Pushed,
     Read,
     ReadState,
     Rejected,
@@ -133,7 +133,7 @@ def test_entries_wait_for_room_in_the_buffer() -> None:
     """Above the bound by one; the stream goes on when all of them found room."""
     bench = Bench(written(7), config=replace(CONFIG, read_ahead_bytes=150))
     bench.handle(START)
-    assert bench.handle(Fetched(entries(0, 1, 2))) == []
+    assert bench.handle(Fetched(entries(0, 1, 2))) == [Control.AWAIT_ROOM]
     assert bench.buffered == [(1, 0), (1, 1)]
     assert bench.take() == [Control.GO_ON]
     assert bench.take() == []
@@ -146,28 +146,28 @@ def test_a_wait_ends_with_an_entry() -> None:
     """One that comes after it began, or that is there already."""
     bench = following()
     assert bench.handle(Waits(0.0, 0.0))[0] == AlarmAt(CONFIG.reader_idle_warn_s)
-    assert bench.handle(Pushed(entry(0))) == [WaitOver(None)]
+    assert bench.push(entry(0)) == [WaitOver(None)]
     assert bench.handle(Waits(1.0, 0.0)) == [WaitOver(None)]
     assert bench.handle(Fetched(entries(1))) == [Control.GO_ON]
 
 
 def test_pushed_entries_need_room_and_their_turn() -> None:
-    """They come with a step else."""
-    bench = following(replace(CONFIG, read_ahead_bytes=150))
-    other, step = bench.step(1), bench.machine._step
+    """Their stream gives them else."""
+    refused = [Control.REFUSE]
+    bench = following(replace(CONFIG, read_ahead_bytes=50))
+    other = bench.step(1)
     assert isinstance(other, FollowExtent)
-    assert isinstance(step, FollowExtent)
-    assert not bench.machine.has_room(other)
-    assert bench.machine.has_room(step)
-    assert bench.handle(Fetched(entries(0, 1, 2))) == []
-    assert not bench.machine.has_room(step)
-    assert bench.take() == [Control.GO_ON]
-    assert not bench.machine.has_room(step)
-    bench.take()
-    assert bench.machine.has_room(step)
-    assert bench.handle(Fetched([])) == [Control.GO_ON]
-    bench.handle(ENDED)
-    assert not bench.machine.has_room(step)
+    assert bench.push(entry(0), other) == refused
+    assert bench.handle(Fetched(entries(0, 1))) == [Control.AWAIT_ROOM]
+    bench.machine.buffer.clear()
+    assert bench.push(entry(2)) == refused  # another one waits
+    assert bench.handle(Signal.ROOM) == [Control.GO_ON]
+    assert bench.push(entry(2)) == refused  # the buffer is full
+    assert bench.take() == []
+    assert bench.push(entry(2)) == []
+    assert bench.take() == []
+    assert bench.handle(ENDED) == []
+    assert bench.push(entry(3)) == refused
 
 
 def test_an_open_extent_is_left_when_the_segment_list_shows_its_end() -> None:
@@ -219,7 +219,7 @@ def test_a_change_while_the_list_is_read_is_learned_when_an_extent_is_followed()
 def test_a_followed_extent_that_is_final_is_read_to_its_end() -> None:
     """Its stream ends: what it did not bring, and what found no room, is read."""
     bench = following(replace(CONFIG, read_ahead_bytes=50))
-    assert bench.handle(Fetched(entries(0, 1))) == []
+    assert bench.handle(Fetched(entries(0, 1))) == [Control.AWAIT_ROOM]
     completed(bench.tree)
     assert bench.handle(CHANGED) == [ReadState(1)]
     effects = bench.learn()
@@ -333,7 +333,7 @@ def test_an_extent_that_was_opened_in_vain_is_dropped() -> None:
 def test_broken_entries_are_errors_or_skipped(*, skips_broken: bool) -> None:
     """An entry whose header cannot be decoded, or that has no undamaged replica."""
     bench = following(skips_broken=skips_broken)
-    effects = bench.handle(Pushed(BROKEN))
+    effects = bench.push(BROKEN)
     if not skips_broken:
         assert effects == [Control.STOP]
         assert isinstance(bench.machine.error, InvalidEntryError)
@@ -361,24 +361,29 @@ def test_nothing_is_buffered_behind_a_broken_entry() -> None:
 def test_an_entry_that_is_not_the_next_one_is_an_error() -> None:
     """A reader rather fails than skips one."""
     bench = following()
-    assert bench.handle(Pushed(entry(1))) == [Control.STOP]
+    assert bench.push(entry(1)) == [Control.STOP]
     assert isinstance(bench.machine.error, UnexpectedError)
 
 
 def test_a_caller_that_rejects_an_entry_gets_none_after_it() -> None:
-    """Its error replaces any other, as it is about an earlier entry."""
+    """Its error replaces any other, as it is about an earlier entry; or the entry is skipped."""
+    place = EntryPlace(3, 4, 0, 1, 0)
     bench = following()
-    bench.handle(Pushed(entry(0)))
-    bench.handle(Pushed(entry(1)))
+    bench.push(entry(0))
+    bench.push(entry(1))
     bench.take()
     error = InvalidEntryError("rejected")
-    assert bench.handle(Rejected(error)) == [Control.STOP]
+    assert bench.handle(Rejected(place, error)) == [Control.STOP]
     assert (bench.machine.error, bench.buffered) == (error, [])
-    assert bench.handle(Rejected(AWAY)) == []
+    assert bench.handle(Rejected(place, AWAY)) == []
     assert bench.machine.error is AWAY
     bench = following()
     bench.handle(StreamFailed(GONE))
-    assert bench.handle(Rejected(error)) == []
+    assert bench.handle(Rejected(place, error)) == []
+    bench = following(skips_broken=True)
+    bench.push(entry(0))
+    assert bench.handle(Rejected(place, error)) == [Skipped(3, 4, error)]
+    assert (bench.machine.error, bench.buffered) == (None, [(1, 0)])
 
 
 def test_a_failure_of_all_ends_a_wait() -> None:
@@ -389,10 +394,13 @@ def test_a_failure_of_all_ends_a_wait() -> None:
     error = LogNotFoundError("deleted")
     assert bench.handle(Broke(error)) == [WaitOver(None)]
     assert bench.machine.error is error
+    bench.handle(Broke(KeyError("a defect")))
+    assert isinstance(bench.machine.error, UnexpectedError)
+    assert "reader of log 'clicks' broke: KeyError('a defect')" in str(bench.machine.error)
 
 
 def test_closing_ends_everything() -> None:
-    """The stream, the one ahead, the wait; nothing has an effect then."""
+    """The stream, the one ahead, the wait; then nothing has an effect but an answer."""
     bench = Bench(written(7, 8))
     bench.handle(START)
     bench.handle(Fetched(entries(0)))
@@ -400,8 +408,12 @@ def test_closing_ends_everything() -> None:
     assert bench.buffered == []
     assert bench.handle(Broke(AWAY)) == []
     bench = following()
+    step = bench.step(1)
+    assert isinstance(step, FollowExtent)
     bench.handle(Waits(0.0, 0.0))
     assert bench.handle(Signal.CLOSE) == [Control.STOP, WaitOver(None)]
+    assert bench.handle(Waits(1.0, 0.0)) == [WaitOver(None)]
+    assert bench.push(entry(0), step) == [Control.REFUSE]
     bench = following()
     bench.handle(ENDED)
     assert bench.handle(Signal.CLOSE) == []
@@ -464,29 +476,6 @@ def test_an_idle_reader_looks_again_and_fails_in_the_end() -> None:
     assert isinstance(over, WaitOver)
     assert isinstance(over.error, ReaderIdleError)
     assert "no record came for 25 s" in str(over.error)
-
-
-def test_a_state_says_what_else_there_is_to_read() -> None:
-    """The LAC decides about an open extent."""
-    bench = Bench(written(7))
-    known = [bench.machine.has_more]
-    bench.handle(START)
-    bench.handle(Fetched(entries(0, 1, 2)))
-    bench.handle(ENDED)
-    known.append(bench.machine.has_more)
-    assert known == [True, False]
-    assert bench.machine.more_in(bench.tree.state) is True
-    for _ in range(3):
-        bench.take()
-    assert bench.machine.buffer.take() is None
-    assert bench.machine.more_in(bench.tree.state) is False
-    started(bench.tree)
-    assert bench.machine.more_in(bench.tree.state) == bench.step(2)
-    completed(bench.tree)
-    assert bench.machine.more_in(bench.tree.state) is True
-    ended = Bench(sealed(written(7)))
-    ended.machine.handle(Broke(AWAY))
-    assert ended.machine.more_in(ended.tree.state) is True
 
 
 @pytest.mark.parametrize("state", TailState)

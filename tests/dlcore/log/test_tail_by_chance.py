@@ -20,7 +20,6 @@ from dlcore.log.reading.tail import (
     Fetched,
     Follow,
     Open,
-    Pushed,
     Read,
     ReadState,
     StateRead,
@@ -92,7 +91,8 @@ class World:
                 case WaitOver(error):
                     assert error is None
                 case _:
-                    assert isinstance(effect, Open | AlarmAt | WarnIdle) or effect is Control.DROP
+                    known = isinstance(effect, Open | AlarmAt | WarnIdle)
+                    assert known or effect in (Control.DROP, Control.AWAIT_ROOM)
         self.seen.add(self.bench.state)
 
     def turn(self) -> None:
@@ -142,10 +142,12 @@ class World:
         count = self.rng.randint(1, len(self.stream))
         chunk, self.stream = self.stream[:count], self.stream[count:]
         step = self.bench.machine._step
-        if isinstance(step, FollowExtent) and count == 1 and self.bench.machine.has_room(step):
-            self.goes_on = True
-            self.handle(Pushed(chunk[0]))
-            return
+        if isinstance(step, FollowExtent) and count == 1:
+            effects = self.bench.push(chunk[0])
+            if Control.REFUSE not in effects:
+                self.goes_on = True
+                self.note(effects)
+                return
         self.handle(Fetched(chunk))
 
     def learn(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 from dlcore import copy_log
 from dlcore.base.config import RECORD_SIZE_BYTES_MAX, LogConfig, QuorumConfig
 from dlcore.base.errors import (
+    AlreadyClosedError,
     ConfigurationError,
     LogNotFoundError,
     LogRecordTooLongError,
@@ -27,6 +28,7 @@ from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.reading.scan_driver import by_entry, scan_range
+from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.typed.arrow import columns_of, schema_of
 from tests.dlcore.ops.upkeep.test_merger import merger_of
 from tests.fixtures.lateness import run_in_own_time
@@ -74,6 +76,34 @@ def trips(ids: range, schema: pa.Schema = TRIPS) -> pa.RecordBatch:
 async def table_of(log: DirectLog, *columns: str) -> pa.Table:
     """Return all of a log."""
     return await (await log.read(columns=columns or None)).to_arrow()
+
+
+def test_a_reader_that_is_closed_while_it_learns_a_schema_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The entry that it had taken is not read any more, and its position stays."""
+
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write_batch(trips(range(3)))
+        reader = await log.open_reader()
+        learns, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(self: KnownSchemas, schema_id: int) -> None:
+            learns.set()
+            await goes_on.wait()
+
+        monkeypatch.setattr(KnownSchemas, "learn", slow)
+        reading = asyncio.create_task(reader.take_entries(until_caught_up=True))
+        await learns.wait()
+        await reader.aclose()
+        position = reader.position
+        goes_on.set()
+        with pytest.raises(AlreadyClosedError):
+            await asyncio.wait_for(reading, 30)
+        assert reader.position == position
+
+    on_trips(body)
 
 
 def test_written_data_is_read() -> None:
