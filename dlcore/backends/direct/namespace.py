@@ -542,7 +542,7 @@ async def open_namespace(
     from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.wire.client import WireBookieClient
 
-    parsed, clock = parse_uri(uri), SystemClock()
+    parsed, clock, tls_in_use = parse_uri(uri), SystemClock(), TlsInUse.of(tls)
     paths, client_config = NamespacePaths(parsed.root), client_config or LedgerClientConfig()
     async with AsyncExitStack() as opened:  # closed again if the rest fails
         ring = None
@@ -568,7 +568,7 @@ async def open_namespace(
         cluster_id=binding.cluster_id,
         config=client_config,
         resolve_control=registry.resolve_control,
-        tls=TlsInUse.of(tls),
+        tls=tls_in_use,
         purse=purse,
     )
     return DirectNamespace(
