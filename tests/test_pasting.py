@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.pages import blocks_of
 
-PAGES = ("docs/learn/python.md", "docs/learn/spark.md")
+PAGES = ("README.md", "docs/learn/python.md", "docs/learn/spark.md")
 
 
 def paste(text: str) -> None:
