@@ -71,9 +71,12 @@ class GatedStore:
         self.write_delay_s = write_delay_s
         """How long a write takes at most, on its way in and again on its way out."""
         self.hiding_chance = 0.0
-        """How often a read of one of `hidden_paths` finds no node: never twice in a row."""
+        """How often a read of one of `hidden_paths` finds no node.
+
+        The next read of the same path finds it, whatever other tasks read in between.
+        """
         self.hidden_paths: set[str] = set()
-        self._hidden = ""
+        self._hidden = set[str]()
         self.gate = asyncio.Event()
         self.gate.set()
         self._is_dead = False
@@ -125,12 +128,15 @@ class GatedStore:
     async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
         """Return the node."""
         found: Versioned | None = await self._pass(self.inner.get(path, fresh=fresh))
-        if self.hiding_chance and path in self.hidden_paths and path != self._hidden:
-            if self._rng.random() < self.hiding_chance:
-                self._hidden = path
-                return None
-        else:
-            self._hidden = ""
+        if path in self._hidden:
+            self._hidden.remove(path)
+        elif (
+            self.hiding_chance
+            and path in self.hidden_paths
+            and self._rng.random() < self.hiding_chance
+        ):
+            self._hidden.add(path)
+            return None
         return found
 
     async def get_many(
