@@ -4,7 +4,7 @@ A task of its own may fail unseen, or go on when all that it uses is closed.  Th
 its error is always retrieved, and reported or left to callers: `BackgroundTasks` are those of an
 object, which closes them, and `side_tasks` those of a block.  A `TaskGroup` fits where the block
 waits for its tasks, and the first error ends them; it raises an `ExceptionGroup`.  `start_task` is
-for hot paths.
+for hot paths.  `in_turn` slows down a stream that such a task reads for a slow caller.
 """
 
 from __future__ import annotations
@@ -257,3 +257,19 @@ def failed(error: BaseException) -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     future.set_exception(error.with_traceback(None))
     return future
+
+
+async def in_turn(
+    items: AsyncGenerator[T, None], goes_on: asyncio.Event
+) -> AsyncGenerator[T, None]:
+    """Yield each item when `goes_on` is set, which is cleared before it.
+
+    The next item is not requested until `goes_on` is set again: a slow caller slows the source
+    down.  The first one is requested at once.
+    """
+    async with contextlib.aclosing(items):
+        async for item in items:
+            await goes_on.wait()
+            goes_on.clear()
+            yield item
+            await goes_on.wait()

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, in_turn
 from dlcore.base.errors import DLError
 from dlcore.ledger.reading.follow import (
     AskMembers,
@@ -192,13 +192,9 @@ class LedgerFollower:
         event_of: Callable[[ItemT], Event],
     ) -> None:
         goes_on.set()
-        async with aclosing(items):
-            async for item in items:
-                await goes_on.wait()  # it came while the caller was slow to take the one before
-                goes_on.clear()
+        async with aclosing(in_turn(items, goes_on)) as taken:
+            async for item in taken:
                 self._handle(event_of(item))
-                # The next one is not requested yet: a slow caller then slows the bookie down.
-                await goes_on.wait()
 
     def _take(self, goes_on: asyncio.Event, update: FollowUpdate) -> bool:
         """Take an update at once, without a turn of the event loop, unless the caller is slow."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import in_turn
 from dlcore.base.errors import DLError
 from dlcore.log.reading.tail import Fetched, Signal, StreamFailed
 
@@ -24,13 +25,10 @@ async def entry_events(
     It is cleared before each event with entries.  The stream's first entries are fetched at once.
     """
     try:
-        async with aclosing(entries):
-            async for frames in entries:
-                await goes_on.wait()  # for the turn of the stream
-                goes_on.clear()
+        # The next entries are not fetched before their turn: the buffer bounds what is in memory.
+        async with aclosing(in_turn(entries, goes_on)) as chunks:
+            async for frames in chunks:
                 yield Fetched(frames)
-                # The next entries are not fetched yet: the buffer bounds what is in memory.
-                await goes_on.wait()
     except DLError as error:
         await goes_on.wait()
         yield StreamFailed(error)
