@@ -51,6 +51,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.base.addresses import is_address
 from dlcore.base.errors import CorruptMetadataError, InvalidNamespaceUriError
 
 if TYPE_CHECKING:
@@ -105,21 +106,12 @@ def parse_uri(uri: str) -> NamespaceUri:
 
 def _parse_server(server: str, uri: str) -> str:
     host, _, port = server.rpartition(":") if ":" in server else (server, "", "2181")
-    is_port = re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 65536
-    if not is_port or not _is_host(host):
+    # The error of a look-up that is none of the system would end kazoo's thread.
+    if not is_address(host, port) or not int(port):
         raise InvalidNamespaceUriError(
             f"invalid namespace URI {uri!r}: {server!r} is not host:port"
         )
     return f"{host}:{port}"
-
-
-def _is_host(host: str) -> bool:
-    """Return whether a host can be looked up; the error of any other would end kazoo's thread."""
-    try:
-        host.strip("[]").encode("idna")
-    except UnicodeError:
-        return False
-    return bool(host) and host.isprintable()
 
 
 def escape(name: str) -> str:
