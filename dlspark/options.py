@@ -457,8 +457,7 @@ def _parse_names(key: str, text: str) -> tuple[str, ...]:
 def _parse_pattern(key: str, text: str) -> str | None:
     try:
         re.compile(text)
-    # For a number that is too large, and for too many nested groups, `re` has no error of its own.
-    except (re.error, OverflowError, RecursionError) as error:
+    except (re.error, OverflowError, RecursionError) as error:  # too large, or nested too deep
         raise ConfigurationError(
             f"option {key}={text!r} is not a regular expression: {error}"
         ) from error
