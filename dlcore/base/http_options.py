@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import NamedTuple, Protocol
 
+from dlcore.base.addresses import is_address
 from dlcore.base.config import require
 
 TLS_MODES = ("none", "server", "required")
@@ -50,7 +51,7 @@ def address_in(key: str, text: str) -> Address | None:
         return None
     host, _, port = text.rpartition(":")
     require(
-        condition=bool(host) and port.isascii() and port.isdigit() and int(port) < 2**16,
+        condition=is_address(host, port),
         key=key,
         value=text,
         rule="expected host:port, like 127.0.0.1:9190, or nothing",

@@ -29,7 +29,8 @@ _IDENTITY_BYTES_MAX = 200
 """Longest name of an appender or a subscriber: it is part of a path in the metadata store."""
 _NAMES_KEPT = 1024
 """Names that are kept with their problem, if any, since each call of a client names a log."""
-_DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
+# Python refuses to convert a text of thousands of digits.
+_DLSN_TEXT = re.compile(r"(0|[1-9][0-9]{0,99}):(0|[1-9][0-9]{0,99}):(0|[1-9][0-9]{0,99})")
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 """Unicode's controls, formats, unassigned, private and surrogate characters, and all its spaces."""
 
