@@ -411,6 +411,7 @@ class Proxies:
         self._at.clear()
         async with self._serving(process):
             self.is_ending = True
+            await self._enlarge_segments(process)
             async with self._rights_given_back(process):
                 _, left = await asyncio.wait(self._tasks, timeout=_ENDING_S_MAX / 2)
                 if left and not self._world.plan.auto_recoveries:
@@ -419,6 +420,16 @@ class Proxies:
             if left:
                 raise InvariantViolatedError(LIVE, f"{len(left)} clients of proxies do not end")
         await process.client.aclose()
+
+    async def _enlarge_segments(self, process: LogProcess) -> None:
+        """Let no settings of a log make the last proxy roll soon, for the reason in `LogProcess`."""
+        for name in await process.namespace.get_logs():
+            try:
+                log = await process.namespace.open_log(name)
+                if (await log.get_settings()).segment_bytes_max is not None:
+                    await log.update_settings(segment_bytes_max=None)
+            except DLError as error:
+                process.note(f"log {name} keeps small segments: {type(error).__name__}: {error}")
 
     async def _recover_logs(self) -> None:
         """End recoveries that their processes did not end, as an operator where nothing else does.
