@@ -105,7 +105,7 @@ def parse_uri(uri: str) -> NamespaceUri:
 
 def _parse_server(server: str, uri: str) -> str:
     host, _, port = server.rpartition(":") if ":" in server else (server, "", "2181")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise InvalidNamespaceUriError(
             f"invalid namespace URI {uri!r}: {server!r} is not host:port"
         )

@@ -32,7 +32,9 @@ def test_addresses(text: str, address: tuple[str, int] | None) -> None:
     assert http_address_of(Options(text)) == address
 
 
-@pytest.mark.parametrize("text", ["9190", ":9190", "host:", "host:x", "host:65536", "host:-1"])
+@pytest.mark.parametrize(
+    "text", ["9190", ":9190", "host:", "host:x", "host:65536", "host:-1", "host:" + "9" * 5000]
+)
 def test_wrong_addresses_are_named(text: str) -> None:
     """The error has the key, the value and an example."""
     with pytest.raises(ConfigurationError, match=r"http_address.*127\.0\.0\.1:9190"):

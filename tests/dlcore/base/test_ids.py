@@ -144,6 +144,8 @@ def test_the_first_dlsn_and_the_next_slot() -> None:
         "1:2:3\n",
         "01:2:3",
         "1:2:\uff13",
+        "1:2:1\uff13",
+        "1:2:" + "9" * 5000,
         "1::3",
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ def host_and_port(address: str, example: str) -> tuple[str, int]:
     """Return the host and port of an address to serve at.  Raises: ConfigurationError."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigurationError(f"address={address!r}: expected HOST:PORT, like {example}")
     return host, int(port)
 
