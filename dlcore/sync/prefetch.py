@@ -117,7 +117,10 @@ class SharedScanClients:
     @contextlib.contextmanager
     def of(self, access: _Access, open_clients: Callable[[], ScanClients]) -> Iterator[ScanClients]:
         """Give a scan its clients; they stay open until it ends."""
-        kept = self._kept[access] = self._kept.pop(access, None) or _Kept(open_clients())
+        kept = self._kept.pop(access, None)
+        if kept is None:
+            kept = _Kept(open_clients())
+        self._kept[access] = kept
         kept.scans += 1
         try:
             yield kept.clients

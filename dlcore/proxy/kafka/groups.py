@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from kio.schema.errors import ErrorCode
 
 from dlcore.base.access.rights import Right
+from dlcore.base.background import fulfil
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -271,9 +272,8 @@ class Groups:
         for effect in led.machine.handle(event):
             match effect:
                 case Joined(call=call) | Answered(call=call):
-                    answer = led.waiting.pop(call, None)
-                    if answer is not None and not answer.done():  # else it is being cancelled
-                        answer.set_result(effect)
+                    if call in led.waiting:
+                        fulfil(led.waiting.pop(call), effect)
                 case _:
                     assert_never(effect)
         if led.timer is not None:
@@ -296,8 +296,7 @@ class Groups:
         if led.timer is not None:
             led.timer.cancel()
         for call, answer in led.waiting.items():
-            if not answer.done():  # else it is being cancelled
-                answer.set_result(Answered(call, ErrorCode.unknown_member_id))
+            fulfil(answer, Answered(call, ErrorCode.unknown_member_id))
         led.waiting.clear()
 
     # Positions
