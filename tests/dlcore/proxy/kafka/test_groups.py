@@ -17,6 +17,7 @@ from dlcore.base.clock import steady_s
 from dlcore.base.ids import DLSN
 from dlcore.proxy.kafka import groups, messages
 from dlcore.proxy.kafka.group import Join, Joined, Leave
+from dlcore.proxy.kafka.positions import Positions
 from dlcore.proxy.kafka.topics import node_of
 from tests.dlcore.proxy.kafka.test_server import (
     DENIED,
@@ -466,7 +467,7 @@ def test_a_cancelled_call_leaves_its_member_to_its_session() -> None:
 
 def test_a_late_commit_ends_no_group_that_has_formed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds the position moved, as the one before it did, after which its group joined again."""
-    store, gates = groups.Positions.store, [asyncio.Event(), asyncio.Event()]
+    store, gates = Positions.store, [asyncio.Event(), asyncio.Event()]
     waiting: list[asyncio.Event] = []
 
     async def stored(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -487,13 +488,13 @@ def test_a_late_commit_ends_no_group_that_has_formed_anew(monkeypatch: pytest.Mo
             await one.sync(one.member)
             assert await one.commit("a", 3) == 0
             await log.move_subscription("g", dlsn=DLSN(1, 0, 1))
-            monkeypatch.setattr(groups.Positions, "store", stored)
+            monkeypatch.setattr(Positions, "store", stored)
             late.member, late.generation = one.member, one.generation
             committing = asyncio.create_task(one.commit("a", 4))
             await until(lambda: len(waiting) == 1)
             committing_late = asyncio.create_task(late.commit("a", 5))
             turn = kafka._serving[0].groups._led["g"].turn
-            await until(lambda: turn._waiters)
+            await until(lambda: bool(turn._waiters))
             gates[0].set()
             assert await committing == UNKNOWN
             await until(lambda: len(waiting) == 2)

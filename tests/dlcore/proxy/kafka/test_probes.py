@@ -35,7 +35,7 @@ def test_a_client_may_leave_before_it_is_accepted(monkeypatch: pytest.MonkeyPatc
         # In one turn of the loop, so that it has left before it is accepted.
         with socket.create_connection(kafka._listener.sockets[0].getsockname()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        await until(lambda: met)
+        await until(lambda: bool(met))
         kafka._serving = None
         await kafka.aclose()
         for _, writer in met:
