@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import DLSN
     from dlcore.log.proxied.extension import ProxyExtension
+    from dlcore.log.proxied.producers import Producers
     from dlcore.log.writing.writer import DirectWriter
 
 _Params = ParamSpec("_Params")
@@ -179,7 +180,6 @@ class OwnedLog:
     ) -> None:
         self.writer = writer
         self.extension = extension
-        self._producers = extension.stamper
         self._clock = clock
         self.room = LogRoom(writer)
         self.streams = OpenStreams()
@@ -239,6 +239,10 @@ class OwnedLog:
             raise ConfigurationError(
                 f"log {name!r}: column txid has type {schema.field(_TXID).type}, expected int64"
             )
+
+    @property
+    def _producers(self) -> Producers[asyncio.Future[DLSN]]:
+        return self.extension.stamper
 
     def producer(self, name: str) -> tuple[Claim, int] | None:
         """Return a producer's claim and its last accepted sequence; None if it is not known.
