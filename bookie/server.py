@@ -346,7 +346,8 @@ async def _is_answered(address: str) -> bool:
     try:
         async with asyncio.timeout(_ANSWER_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (OSError, TimeoutError):
+    # The two in the middle come from a registered address that is none.
+    except (OSError, ValueError, OverflowError, TimeoutError):
         return False
     writer.close()
     return True

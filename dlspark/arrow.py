@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 64 * 1024
 COUNTED_ROWS_PER_BATCH = 1024 * 1024
 """Rows per batch if only numbers are returned: a row has few bytes, and no read delays it."""
+_COUNTED_NAME_BYTES = 32 * 1024 * 1024
+"""Bytes of the log's name in such a batch: with a long name there are fewer rows."""
 BYTES_PER_BATCH = 8 * 1024 * 1024
 _FIRST_BYTES, _GROWTH = 64 * 1024, 2
 """Wanted size of the first batch, and how many times more each next one may have."""
@@ -116,8 +118,9 @@ class RowBuilder:
 
     def count(self, first_sequence_id: int, records: int) -> Iterator[pa.RecordBatch]:
         """Yield rows that show only their log and number, without reading records."""
-        for start in range(0, records, COUNTED_ROWS_PER_BATCH):
-            row = self._row_numbers(min(COUNTED_ROWS_PER_BATCH, records - start))
+        rows_max = min(COUNTED_ROWS_PER_BATCH, _COUNTED_NAME_BYTES // len(self._log))
+        for start in range(0, records, rows_max):
+            row = self._row_numbers(min(rows_max, records - start))
             numbers = _over(row + (first_sequence_id + start))
             columns = {"log": self._repeated_name(len(row)), "sequence_id": numbers}
             arrays = [columns[known or ""] for known in self._shape.known]

@@ -279,7 +279,9 @@ class StreamOffset:
         counts = value.get("seq", {})
         logs = {
             log: LogPosition(
-                log_id=value["ids"][log], dlsn=DLSN.parse(text), sequence_id=counts.get(log)
+                log_id=value["ids"][log],
+                dlsn=DLSN.parse(text),
+                sequence_id=_parse_count(counts.get(log)),
             )
             for log, text in value["logs"].items()
         }
@@ -376,6 +378,12 @@ class StreamOffset:
                 f"log {log!r}; the checkpoint was changed by hand, or belongs to another query"
             )
         return known  # with its sequence id
+
+
+def _parse_count(value: object) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ConfigurationError(f"seq={value!r}: expected a number of records")
+    return value
 
 
 def _parse_query(value: object) -> str | None:

@@ -457,7 +457,7 @@ def _parse_names(key: str, text: str) -> tuple[str, ...]:
 def _parse_pattern(key: str, text: str) -> str | None:
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # too large, or nested too deep
         raise ConfigurationError(
             f"option {key}={text!r} is not a regular expression: {error}"
         ) from error

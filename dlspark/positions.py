@@ -112,7 +112,7 @@ def _parse_by_log(option: str, text: str, rule: str) -> dict[str, object]:
         # Python takes the last of two equal keys, and the user would read from another place than
         # meant.
         parsed = json.loads(text, object_pairs_hook=_unique_pairs)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for a text that is nested too deep
         raise ConfigurationError(f"option {option}={text!r}: {error}; {rule}") from error
     if not isinstance(parsed, dict) or not parsed:
         raise ConfigurationError(f"option {option}={text!r} names no log; {rule}")

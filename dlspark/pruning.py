@@ -32,6 +32,7 @@ _TYPED_NAMES = ("_log", "_dlsn", "_txid", "_sequence_id", "_timestamp")
 ALTERNATIVES_MAX = 16
 """Most separate runs of values of a filter `IN`; if there are more, the closest ones are joined."""
 _PARTS = (("dlsn", "lssn"), ("dlsn", "entry"), ("dlsn", "slot"))
+_NUMBER_MAX = 2**63 - 1
 
 
 class Comparison(NamedTuple):
@@ -142,15 +143,23 @@ class Wanted:
 
 def _positions(segment: SegmentView, entries: Interval, slots: Intervals) -> tuple[DLSN, DLSN]:
     """Return the range of a segment that `entries` select; for a single entry, of its `slots`."""
-    first = max(0, entries.low or 0)
+    first = _number(entries.low or 0)
     last = segment.entry_count - 1
     last = last if entries.high is None else min(last, entries.high)
-    low, high = DLSN(segment.lssn, first, 0), DLSN(segment.lssn, max(0, last + 1), 0)
+    low, high = DLSN(segment.lssn, first, 0), DLSN(segment.lssn, _number(last + 1), 0)
     if first == last:
-        low = DLSN(segment.lssn, first, max(0, slots[0].low or 0))
+        low = DLSN(segment.lssn, first, _number(slots[0].low or 0))
         if (slot := slots[-1].high) is not None:
-            high = DLSN(segment.lssn, first, max(0, slot + 1))
+            high = DLSN(segment.lssn, first, _number(slot + 1))
     return low, high
+
+
+def _number(value: int) -> int:
+    """Return the number of an entry or slot that is closest to the end of an interval.
+
+    Next to Spark's largest number there is an end that no position has, and no record either.
+    """
+    return min(max(0, value), _NUMBER_MAX)
 
 
 def _holds(interval: Interval, value: int) -> bool:

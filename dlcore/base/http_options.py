@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from typing import NamedTuple, Protocol
 
+from dlcore.base.addresses import is_address
 from dlcore.base.config import require
 
 TLS_MODES = ("none", "server", "required")
@@ -51,7 +51,7 @@ def address_in(key: str, text: str) -> Address | None:
         return None
     host, _, port = text.rpartition(":")
     require(
-        condition=bool(host) and bool(re.fullmatch("[0-9]{1,5}", port)) and int(port) < 2**16,
+        condition=is_address(host, port),
         key=key,
         value=text,
         rule="expected host:port, like 127.0.0.1:9190, or nothing",

@@ -29,9 +29,8 @@ _IDENTITY_BYTES_MAX = 200
 """Longest name of an appender or a subscriber: it is part of a path in the metadata store."""
 _NAMES_KEPT = 1024
 """Names that are kept with their problem, if any, since each call of a client names a log."""
-# Python refuses to parse numbers of thousands of digits, with an error of another kind.
-_NUMBER = "(0|[1-9][0-9]{0,19})"
-_DLSN_TEXT = re.compile(rf"{_NUMBER}:{_NUMBER}:{_NUMBER}")
+# Python refuses to convert a text of thousands of digits.
+_DLSN_TEXT = re.compile(r"(0|[1-9][0-9]{0,99}):(0|[1-9][0-9]{0,99}):(0|[1-9][0-9]{0,99})")
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 """Unicode's controls, formats, unassigned, private and surrogate characters, and all its spaces."""
 

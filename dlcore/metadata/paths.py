@@ -51,6 +51,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.base.addresses import is_address
 from dlcore.base.errors import CorruptMetadataError, InvalidNamespaceUriError
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def parse_uri(uri: str) -> NamespaceUri:
 
 def _parse_server(server: str, uri: str) -> str:
     host, _, port = server.rpartition(":") if ":" in server else (server, "", "2181")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+    # The error of a look-up that is none of the system would end kazoo's thread.
+    if not is_address(host, port) or not int(port):
         raise InvalidNamespaceUriError(
             f"invalid namespace URI {uri!r}: {server!r} is not host:port"
         )

@@ -31,7 +31,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.paths import NamespacePaths
-from dlcore.metadata.stored import decode
+from dlcore.metadata.stored import decode, encode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.wire.client import WireBookieClient
 from tests.fixtures.aio import until, until_async
@@ -372,6 +372,27 @@ def test_a_bookie_is_registered_where_clients_reach_it(tmp_path: Path) -> None:
                 == "bookie.example:4321"
             )
         await store.aclose()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("address", ["a..b:3181", "127.0.0.1:99999"])
+def test_an_address_that_reaches_no_process_does_not_stop_the_next_start(
+    tmp_path: Path, address: str
+) -> None:
+    """A killed process had registered what is no address, by mistake: another one may start."""
+
+    async def scenario() -> None:
+        tree = SimulatedTree()
+        async with in_process(tmp_path, tree) as server:
+            bookie = server.bookie
+        left, path = tree.connect(), PATHS.bookie_available("b")
+        value = BookieRegistration(name="b", incarnation=bookie.incarnation, address=address)
+        await left.create(path, encode(value), ephemeral=True)
+        async with in_process(tmp_path, tree) as server:
+            assert (node := await left.get(path)) is not None
+            assert decode(BookieRegistration, node.value, source=path).address == server.address
+        await left.aclose()
 
     run(scenario)
 

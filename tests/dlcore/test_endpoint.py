@@ -33,6 +33,9 @@ def test_an_endpoint() -> None:
         "grpc://a:1/b",
         "grpc+tls:a:1",
         "grpc://::1:5",
+        "grpc://a:1,b..example:2",
+        "grpc://a:65536",
+        "grpc://a:1\u0661",
     ],
 )
 def test_texts_that_are_no_endpoint(text: str) -> None:

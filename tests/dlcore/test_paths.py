@@ -32,6 +32,11 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4
         ("distributedlog://zk1,zk2:2182/a/b", "zk1:2181,zk2:2182", "/a/b"),
         ("distributedlog://zk1:1;zk2:2, zk3:3/a/b/", "zk1:1,zk2:2,zk3:3", "/a/b"),
         ("  distributedlog://zk1:65535/a\n", "zk1:65535", "/a"),
+        (
+            "distributedlog://[::1]:2181,b\u00fccher.example/a",
+            "[::1]:2181,b\u00fccher.example:2181",
+            "/a",
+        ),
     ],
 )
 def test_a_uri_names_servers_and_root(uri: str, servers: str, root: str) -> None:
@@ -60,6 +65,11 @@ def test_a_uri_names_servers_and_root(uri: str, servers: str, root: str) -> None
         ("distributedlog://zk1:\u00b2/a", "'zk1:\u00b2' is not host:port"),
         ("distributedlog://:2181/a", "':2181' is not host:port"),
         ("distributedlog://zk1,,zk2/a", "'' is not host:port"),
+        ("distributedlog://zk1:\u00b2/a", "is not host:port"),
+        (f"distributedlog://zk1:{'9' * 5000}/a", "is not host:port"),
+        ("distributedlog://zk..example:2181/a", "'zk..example:2181' is not host:port"),
+        (f"distributedlog://{'z' * 64}:2181/a", "is not host:port"),
+        ("distributedlog://zk\0:2181/a", "is not host:port"),
     ],
 )
 def test_other_uris_are_refused_with_the_reason(uri: str, problem: str) -> None:

@@ -248,6 +248,13 @@ def test_rows_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(table.column("log").to_pylist()) == {"a"}
 
 
+def test_counted_rows_of_a_log_with_a_long_name_come_in_smaller_batches() -> None:
+    """Each row repeats the name, which would else make a batch of half a gigabyte."""
+    batches = list(RowBuilder("a" * 512, RowShape.of_bytes(["log"])).count(0, 100_000))
+    assert sum(batch.num_rows for batch in batches) == 100_000
+    assert max(batch.nbytes for batch in batches) < 40 * 1024 * 1024
+
+
 def test_rows_without_any_txid_get_theirs_from_the_log() -> None:
     """SQL's INSERT fills a column that it does not name with nulls; some nulls are a mistake."""
     columns = WriteColumns(has_txid=True, has_log=False)

@@ -226,6 +226,7 @@ def test_position_beyond_the_end_waits() -> None:
         ({"v": 1, "logs": {"a": "1:0"}, "ids": {"a": "i"}}, ["not an offset"]),
         ({"v": 1, "logs": {}, "ids": {}, "init": {"a": "1:0:0"}}, ["not an offset"]),
         ({"v": 1, "logs": {}, "ids": {}, "gone": ["a"]}, ["not an offset"]),
+        ({"v": 1, "logs": {"a": "1:0:0"}, "ids": {"a": "i"}, "seq": {"a": "7"}}, ["not an offset"]),
         ({"v": 1, "logs": {}, "ids": {}, "limits": {}}, ["not an offset"]),
     ],
 )

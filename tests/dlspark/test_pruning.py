@@ -88,6 +88,15 @@ def at(milliseconds: float) -> datetime.datetime:
             ],
             ["1:3:7-1:3:8", "2:3:7-2:3:8"],
         ),
+        ([by.GreaterThan(("dlsn", "entry"), 2**63 - 1)], []),
+        (
+            [by.LessThanOrEqual(("dlsn", "slot"), 2**63 - 1), by.EqualTo(("dlsn", "lssn"), 4)],
+            [f"4:0:0-4:0:{2**63 - 1}"],
+        ),
+        (
+            [by.GreaterThan(("dlsn", "slot"), 2**63 - 1), by.EqualTo(("dlsn", "lssn"), 4)],
+            [f"4:0:{2**63 - 1}-4:1:0"],
+        ),
         ([by.EqualTo(("log",), "views")], []),
         ([by.StringStartsWith(("log",), "cli")], ["1:0:0-4:1:0"]),
         ([by.Not(by.EqualTo(("log",), "clicks"))], []),

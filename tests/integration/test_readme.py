@@ -29,12 +29,17 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path, dlog_program
     # The ports of its sandbox may be taken here: those after another one are not.
     base_port = free_ports(5)
     places = {"zookeeper": f"127.0.0.1:{base_port}", "proxy": f"127.0.0.1:{base_port + 4}"}
-    (tmp_path / "uri.txt").write_text("left by one that was killed\n")
     blocks = [each.at(**places) for each in blocks_of("README.md") if each.language]
-    assert [each.language for each in blocks] == ["bash", "python", "python"]
-    script = ["set -eu -o pipefail", "trap 'echo done' EXIT"]  # also of one that fails
+    assert [each.language for each in blocks] == ["bash", "bash", "python", "python"]
+    sandbox = blocks.pop(0).text.replace("--base-port 2181", f"--base-port {base_port}")
+    script = [
+        "set -eu -o pipefail",
+        "trap 'echo done' EXIT",  # also of one that fails
+        f"({sandbox}) > sandbox.txt & sandbox=$!",
+        "until grep -q 'export DLOG_URI' sandbox.txt; do kill -0 $sandbox; sleep 0.1; done",
+    ]
     for each in blocks:
-        text = 2 * each.text.replace("--base-port 2181", f"--base-port {base_port}")
+        text = 2 * each.text
         bare = "env --unset=DLOG_URI .venv/bin/python"  # each may be pasted by itself
         script.append(text if each.language == "bash" else f"{bare} - <<'END'\n{text}END")
     script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy")

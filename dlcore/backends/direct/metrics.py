@@ -19,7 +19,9 @@ APPENDS = histogram(
     "An entry, from the call until it and all before it are acknowledged by bookies",
 )
 RECOVERIES = histogram(
-    "client_recovery_seconds", "A recovery of a ledger that another client left open"
+    "client_recovery_seconds",
+    "A recovery of a ledger that another client left open, from the first read of its metadata "
+    "until its end is stored",
 )
 ENTRIES_WRITTEN = counter("client_entries_written_total", "Acknowledged entries")
 BYTES_WRITTEN = counter("client_written_bytes_total", "Bytes of their bodies, before replication")

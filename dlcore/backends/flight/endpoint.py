@@ -21,6 +21,7 @@ from dlcore.backends.flight.bearer import Bearer
 from dlcore.base import errors
 from dlcore.base.access.tls import context_for
 from dlcore.base.access.tls_refusals import explained, judge_as_grpc, own_refusal
+from dlcore.base.addresses import is_address
 from dlcore.base.backoff import Backoff, Wait
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import (
@@ -164,12 +165,15 @@ def addresses_of(endpoint: str) -> list[str]:
     Raises: ConfigurationError: it begins with neither ``grpc://`` nor ``grpc+tls://``, or an
         address is invalid.
     """
-    if _ENDPOINT.fullmatch(endpoint) is None:
+    addresses = endpoint.partition("://")[2].split(",")
+    if _ENDPOINT.fullmatch(endpoint) is None or not all(
+        is_address(*address.rpartition(":")[::2]) for address in addresses
+    ):
         raise ConfigurationError(
             f"endpoint {endpoint!r}: expected grpc://host:port, or several proxies as in "
             "grpc://host:port,host:port; with TLS grpc+tls://host:port"
         )
-    return endpoint.partition("://")[2].split(",")
+    return addresses
 
 
 def _require_fit(endpoint: str, tls: TlsFiles | None) -> None:

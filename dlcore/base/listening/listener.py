@@ -78,9 +78,12 @@ class Listener:
     async def _serve(self, context: ssl.SSLContext | None, **address: Any) -> asyncio.Server:
         if context is not None:
             log_refusals(context)
-        return await asyncio.get_running_loop().create_server(
-            self._new_connection,
-            **address,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else self._handshake_s,
-        )
+        try:
+            return await asyncio.get_running_loop().create_server(
+                self._new_connection,
+                **address,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else self._handshake_s,
+            )
+        except UnicodeError as error:  # Python's look-up of a name like a..b or one without an end
+            raise OSError(str(error)) from error

@@ -32,4 +32,4 @@ class LedgerContext:
     append_times: Durations = field(default_factory=Durations)
     """Times of entries, from the call until they and all before them are acknowledged."""
     recovery_times: Durations = field(default_factory=Durations)
-    """Times of recoveries of ledgers that other clients had left open."""
+    """Times of recoveries of ledgers that other clients had left open, with those of the store."""

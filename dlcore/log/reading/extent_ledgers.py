@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
-from dlcore.base.errors import DLError, LedgerNotFoundError
+from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -96,14 +96,11 @@ class ExtentLedgers:
     async def is_readable(self, step: FollowExtent) -> bool:
         """Return whether the first entry of an open extent is confirmed; its follower learns it.
 
-        Raises: LedgerReadError, MetadataError.
+        Raises: LedgerNotFoundError, LedgerReadError, MetadataError.
         """
         ledger_id = step.extent.ledger_id
-        try:
-            reader = await self._context.ledgers.open_ledger(ledger_id)
-            confirmed = await reader.read_last_add_confirmed()
-        except LedgerNotFoundError:
-            return False  # it was recovered as empty right now
+        reader = await self._context.ledgers.open_ledger(ledger_id)
+        confirmed = await reader.read_last_add_confirmed()
         followed = self._followed
         if followed is not None and followed.metadata.ledger_id == ledger_id:
             followed.note_end(confirmed)  # its bookies may never get the LAC of a dead writer

@@ -2,7 +2,9 @@
 
 A reader that ends when it has caught up asks this each time that its buffer is empty.  Nothing is
 read if the known segments have more.  Else the segment list is read, with every change that is
-complete by then; and if an open extent is next, its bookies say whether an entry can be read.
+complete by then; and if an open extent is next, its bookies say whether an entry can be read.  If
+its ledger is gone, the list is read again: a recovery removed it as empty, or a merge moved its
+entries.  Both change the list; with the same list the ledger is really lost.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
 The driver of the tail (`tail_driver.py`) performs it.  Each event has one effect.
@@ -14,7 +16,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from dlcore.base.errors import DLError
+from dlcore.base.errors import DLError, LedgerNotFoundError
 from dlcore.base.machines import CallFailed, Ended, State, StepMachine, Transitions
 from dlcore.log.reading.cursor import (
     EndOfStream,
@@ -52,7 +54,10 @@ TRANSITIONS = Transitions(
             _S.ASKING: "an open extent is next",
             _S.ANSWERED: "the list decides, or cannot be read",
         },
-        _S.ASKING: {_S.ANSWERED: "the bookies answered, or did not"},
+        _S.ASKING: {
+            _S.LOOKING: "the ledger is gone",
+            _S.ANSWERED: "the bookies answered, or did not",
+        },
         _S.ANSWERED: {},
     },
 )
@@ -94,6 +99,8 @@ class MoreCheck(StepMachine[CheckState, Event, Effect, bool]):
     def __init__(self, tail: LogTail) -> None:
         self.state = _S.READY
         self._tail = tail
+        self._asked_at = -1  # the version of the list that showed the open extent
+        self._lost: LedgerNotFoundError | None = None  # the error of its ledger
         self._outcome: bool | DLError | None = None
 
     def handle(self, event: Event | CallFailed) -> Effect | Ended[bool]:
@@ -106,6 +113,9 @@ class MoreCheck(StepMachine[CheckState, Event, Effect, bool]):
             case EndAsked(is_readable):
                 # The entry may have come, and been confirmed, after the bookies answered.
                 return self._end(is_readable or bool(self._tail.buffer.entries))
+            case CallFailed(LedgerNotFoundError() as error) if self.state is _S.ASKING:
+                self._lost = error
+                return self._look()
             case CallFailed(error):
                 return self._end(error)
             case _:
@@ -118,6 +128,9 @@ class MoreCheck(StepMachine[CheckState, Event, Effect, bool]):
             return self._end(error)
         if is_known:
             return self._end(True)  # unless it is being truncated
+        return self._look()
+
+    def _look(self) -> Effect:
         self._become(_S.LOOKING)
         return ReadState(self._tail.cursor.position.lssn)
 
@@ -125,6 +138,8 @@ class MoreCheck(StepMachine[CheckState, Event, Effect, bool]):
         tail = self._tail
         if tail.buffer.entries or tail.state in _FINAL:
             return self._end(True)
+        if self._lost is not None and state.version == self._asked_at:
+            return self._end(self._lost)
         try:
             step = self._plan(state)
         except DLError as error:
@@ -136,6 +151,7 @@ class MoreCheck(StepMachine[CheckState, Event, Effect, bool]):
                 return self._end(True)
             case FollowExtent():
                 self._become(_S.ASKING)
+                self._asked_at = state.version
                 return AskEnd(step)
             case _:
                 assert_never(step)

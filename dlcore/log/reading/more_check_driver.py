@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def check_more(tail: LogTail, history: LogHistory, ledgers: ExtentLedgers) -> bool:
     """Return whether the log has a record to read now that the tail's caller has not taken.
 
-    Raises: as `LogHistory.read`; AlreadyTruncatedError, LedgerReadError.
+    Raises: as `LogHistory.read`; AlreadyTruncatedError, LedgerNotFoundError, LedgerReadError.
     """
 
     async def answer_of(effect: Effect) -> Event:

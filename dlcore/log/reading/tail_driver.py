@@ -139,7 +139,7 @@ class Fetcher:
 
         The log's metadata is read again, unless more is known to be readable.
 
-        Raises: as `LogHistory.read`; AlreadyTruncatedError, LedgerReadError.
+        Raises: as `LogHistory.read`; AlreadyTruncatedError, LedgerNotFoundError, LedgerReadError.
         """
         return await check_more(self._machine, self._history, self._ledgers)
 

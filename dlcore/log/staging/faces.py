@@ -116,13 +116,11 @@ class StagingWriter(AsyncClosing):
         """Close the ledgers; staged entries stay until they are committed or settled.
 
         With `delete` the ledgers are dropped at once, except those with entries in a log.  Proxies
-        do this by themselves.
+        do this by themselves.  A call that failed or was cancelled may be repeated.
 
         Raises: MetadataError: the remaining ledgers are settled like those of a dead process.
         """
-        was_closed, self._closed = self._closed, True
-        if was_closed:
-            return
+        self._closed = True
         # The call that is running is refused at its next step.  A ledger that it begins just now
         # is closed with the others.
         async with self._one_call:

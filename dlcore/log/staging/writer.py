@@ -179,11 +179,13 @@ class _StagedLedgers:
     async def leave(self, *, delete: bool) -> None:
         """Settle the ledgers without staged entries, or all of them, and give up the others."""
         nodes = await read_staged(self._context, sorted(self.entries))
-        for ledger_id, node in nodes.items():
-            if delete or self.entries[ledger_id] == 0:
+        for ledger_id, count in list(self.entries.items()):
+            node = nodes.get(ledger_id)
+            if node is not None and (delete or count == 0):
                 await drop(self._context, node)
-            else:
+            elif node is not None:
                 await self._disown(ledger_id)
+            del self.entries[ledger_id]  # once it is left: a call that was cancelled is repeated
 
     async def _disown(self, ledger_id: int) -> None:
         while True:

@@ -116,7 +116,7 @@ class MetadataServer:
             tree, sessions, number = self._database.load()
             self._service = MetadataService(tree, sessions, number=number, now_s=loop.time())
             self._server = await loop.create_server(lambda: _Connection(self), host, port)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             self._database.close()
             raise listening_error(f"{host}:{port}", error) from error
         except CorruptMetadataError:

@@ -33,7 +33,11 @@ def test_addresses(text: str, address: tuple[str, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["9190", ":9190", "host:", "host:x", "host:65536", "host:-1", "host:" + "9" * 5000]
+    "text",
+    [
+        *("9190", ":9190", "host:", "host:x", "host:65536", "host:-1"),
+        *("host:" + "9" * 5000, "a..b:9190"),
+    ],
 )
 def test_wrong_addresses_are_named(text: str) -> None:
     """The error has the key, the value and an example."""

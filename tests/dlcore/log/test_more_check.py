@@ -11,14 +11,16 @@ import pytest
 
 from dlcore.base.errors import AlreadyTruncatedError, LedgerReadError
 from dlcore.base.machines import CallFailed, Ended
+from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.reading.cursor import FollowExtent, TruncationRule
 from dlcore.log.reading.more_check import AskEnd, CheckState, EndAsked, MoreCheck, Signal
 from dlcore.log.reading.tail import Broke, Fetched, ReadState, StateRead
-from tests.fixtures.log_states import Tree, written
+from tests.fixtures.log_states import PATHS, Tree, written
 from tests.fixtures.tail_bench import (
     AWAY,
     CHANGED,
     ENDED,
+    GONE,
     START,
     Bench,
     completed,
@@ -30,6 +32,7 @@ from tests.fixtures.tail_bench import (
 )
 
 if TYPE_CHECKING:
+    from dlcore.log.metadata.values import LogState
     from dlcore.log.reading.more_check import Effect, Event
 
 BEGIN = Signal.BEGIN
@@ -131,6 +134,26 @@ def test_a_failure_is_the_outcome() -> None:
     error = LedgerReadError("too few bookies")
     assert fed(check, CallFailed(error)) == Ended(error)
     assert check.state is CheckState.ANSWERED
+
+
+def test_a_ledger_that_is_gone_is_an_error_unless_the_list_has_changed() -> None:
+    """It was recovered as empty, or merged; the list shows what came of it, and is read again."""
+    bench = caught_up()
+    started(bench.tree)
+    before = bench.tree.state
+
+    def after_loss(state: LogState) -> object:
+        check = looked(bench)
+        assert isinstance(fed(check, StateRead(before)), AskEnd)
+        assert fed(check, CallFailed(GONE)) == ReadState(1)
+        assert check.state is CheckState.LOOKING
+        return fed(check, StateRead(state))
+
+    assert after_loss(before) == Ended(GONE)
+    empty = plan_complete(PATHS, bench.tree.at, now_ms=5, closing=None, empty_ledger_id=9)
+    assert after_loss(bench.tree.apply(empty).state) == Ended(False)
+    completed(started(bench.tree))
+    assert after_loss(bench.tree.state) == Ended(True)
 
 
 def test_a_truncated_position_is_an_error() -> None:

@@ -22,11 +22,16 @@ from dlcore.base.ids import DLSN
 from dlcore.ledger.metadata.values import BookieRegistration
 from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.values import CommitRecord, LogKey
+from dlcore.log.proxied.extension import ProxyExtension
+from dlcore.log.proxied.producers import Producers
 from dlcore.log.reading import snapshots as snapshots_module
+from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
+from dlcore.log.upkeep.staged import drop_merged
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
-from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig
+from dlcore.ops.upkeep.merger import LogMerger
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from dlcore.backends.direct.log import DirectLog
+    from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Op
 
 
@@ -97,6 +103,58 @@ def test_a_ledger_that_is_gone_is_an_error_unless_the_log_has_changed() -> None:
         assert (await follower.take_at(stale)).first == DLSN(2, 0, 0)
         assert len(await read_all(log)) == 4
         await cluster.namespaces[0].delete_log("clicks")
+
+    on_log(body)
+
+
+def test_a_reader_finds_what_a_merge_moves_while_it_asks_for_the_end() -> None:
+    """The open ledger that it found in the list is closed, merged and gone before it is asked."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        namespace = cluster.namespaces[0]
+        writer = await log.open_writer(extension=ProxyExtension(Producers()))
+        written = await writer.write(record(writer.last_txid + 1, b"last"))
+        other = await cluster.open("b")
+        ledgers = other.log_context.ledgers
+        open_ledger, is_answered = ledgers.open_ledger, asyncio.Event()
+        asked: list[int] = []
+
+        async def late(ledger_id: int) -> LedgerReader:
+            asked.append(ledger_id)
+            if len(asked) == 1:  # what follows the log hears nothing before the answer
+                await is_answered.wait()
+            elif len(asked) == 2:
+                for version in range(1, 31):
+                    async with await namespace.begin_append("job", version) as staged:
+                        await staged.write_batch(log.name, batch("more"))
+                        await staged.commit()
+                context, owner = namespace.log_context, namespace.staging_owner
+                policy = MergePolicy(fan_in=4)
+                merger = LogMerger(context, owner, policy=policy, bytes_per_s=1e9)
+                await merger.merge(log._log)
+                cluster.clocks["a"].current_ms += 100_000
+                await drop_merged(context, grace_ms=10_000)
+                assert await context.store.get(cluster.paths.ledger(ledger_id)) is None
+            return await open_ledger(ledger_id)
+
+        learn = Fetcher._learn
+
+        async def learn_late(fetcher: Fetcher, from_lssn: int) -> None:
+            await is_answered.wait()
+            await learn(fetcher, from_lssn)
+
+        view = await other.open_log(log.name)
+        with (
+            patch.object(ledgers, "open_ledger", late),
+            patch.object(Fetcher, "_learn", learn_late),
+        ):
+            async with await view.open_reader(dlsn=written) as reader:
+                has_more = await reader._fetcher.has_more()
+                is_answered.set()
+                found = await reader.read_bulk(99, until_caught_up=True)
+        assert has_more
+        assert [each.payload for each in found] == [b"last", *[b"more"] * 30]
+        assert asked[0] == asked[1]
 
     on_log(body)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlcore.base.background import end_tasks
 from dlcore.base.errors import (
     AlreadyClosedError,
     AppendMismatchError,
@@ -124,10 +125,11 @@ def test_calls_at_once_follow_each_other(*, stages: bool) -> None:
     on_log(body)
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_writer_that_is_closed_while_it_begins_a_ledger_leaves_none(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool
 ) -> None:
-    """The call is refused, and its ledger goes with the others."""
+    """The call is refused, and its ledger goes with the others; a close may be tried again."""
     is_made, may_go = asyncio.Event(), asyncio.Event()
 
     async def slow(*arguments: Any, **named: Any) -> LedgerWriter:
@@ -145,6 +147,9 @@ def test_a_writer_that_is_closed_while_it_begins_a_ledger_leaves_none(
         await is_made.wait()
         closing = asyncio.ensure_future(writer.aclose())
         await until(lambda: writer._closed)
+        if is_cancelled:
+            await end_tasks(closing)
+            closing = asyncio.ensure_future(writer.aclose())
         may_go.set()
         with pytest.raises(AlreadyClosedError):
             await writing

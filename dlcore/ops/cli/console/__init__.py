@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import re
 import signal
 from typing import TYPE_CHECKING
 
 import click
 
+from dlcore.base.addresses import is_address
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.http_options import address_of, is_loopback
@@ -102,7 +102,7 @@ def host_and_port(address: str, example: str) -> tuple[str, int]:
     """Return the host and port of an address to serve at.  Raises: ConfigurationError."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+    if not is_address(host, port):
         raise ConfigurationError(f"address={address!r}: expected HOST:PORT, like {example}")
     return host, int(port)
 

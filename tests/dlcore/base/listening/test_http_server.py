@@ -203,13 +203,14 @@ def test_connections_above_the_bound_are_closed_unheard() -> None:
     run(scenario)
 
 
-def test_a_taken_port_is_named() -> None:
-    """The error names the address."""
+def test_an_address_that_cannot_be_taken_is_named() -> None:
+    """The port is in use, or the host is no name at all."""
 
     async def scenario() -> None:
         async with await _serve() as server:
-            with pytest.raises(ConfigurationError, match=f"port={server.port}"):
-                await HttpServer.start(ROUTES, host="127.0.0.1", port=server.port)
+            for host in ("127.0.0.1", "a..b"):
+                with pytest.raises(ConfigurationError, match=f"host='{host}' port={server.port}"):
+                    await HttpServer.start(ROUTES, host=host, port=server.port)
 
     run(scenario)
 

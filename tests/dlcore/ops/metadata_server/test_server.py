@@ -206,6 +206,8 @@ def test_a_start_that_fails_leaves_the_folder_free(tmp_path: Path) -> None:
         async with served(tmp_path / "one") as (_, host, port):
             with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:{port}"):
                 await MetadataServer(tmp_path / "two").start(host, port)
+        with pytest.raises(ConfigurationError, match=r"cannot listen on a\.\.b:1: .* address"):
+            await MetadataServer(tmp_path / "two").start("a..b", 1)
         async with served(tmp_path / "two"):
             pass
         (tmp_path / "two" / "metadata.sqlite").write_bytes(b"no database at all" * 99)
