@@ -28,7 +28,7 @@ from bookie.serving.service import BookieService
 from bookie.storage.status import StorageState
 from dlcore.base.access.tls_in_use import LOOK_S, TlsInUse
 from dlcore.base.access.tls_refusals import own_refusal
-from dlcore.base.background import outcome_of
+from dlcore.base.background import fulfil, outcome_of
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import BookieStorageError, DLError
 from dlcore.base.http_options import address_of
@@ -337,8 +337,7 @@ class BookieServer(AsyncClosing):
             "entries after its delay",
             error,
         )
-        if not self._failure.done():
-            self._failure.set_result(error)
+        fulfil(self._failure, error)
 
 
 async def _is_answered(address: str) -> bool:

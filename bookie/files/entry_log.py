@@ -54,7 +54,7 @@ from bookie.files.format import (
 )
 from bookie.files.index import FileIndex, encode_footer_record
 from bookie.files.replay import WritePosition, note_newest
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, fulfil
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import BookieStorageError, BookieUnavailableError, copied
 from dlcore.base.metrics import Durations
@@ -92,8 +92,7 @@ class DurabilityWaiters:
         waiters = self._waiters
         while waiters and waiters[0][0] <= end:
             future = waiters.popleft()[1]
-            if not future.done():
-                future.set_result(None)
+            fulfil(future, None)
 
     def fail(self, error: BookieError) -> None:
         """Answer all with the error."""

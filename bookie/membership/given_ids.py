@@ -25,7 +25,7 @@ import enum
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dlcore.base.background import BackgroundTasks, refuse
+from dlcore.base.background import BackgroundTasks, fulfil, refuse
 from dlcore.base.errors import (
     BadRequestError,
     BookieError,
@@ -233,8 +233,8 @@ async def _settle(found: dict[_Asked, BookieError | None]) -> None:
     for asked, error in found.items():
         if error is not None:
             refused.append((asked, error))
-        elif not asked.answer.done():
-            asked.answer.set_result(None)
+        else:
+            fulfil(asked.answer, None)
     for number, (asked, error) in enumerate(refused, 1):
         if not asked.answer.done():
             asked.answer.set_exception(error)

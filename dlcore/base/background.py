@@ -231,13 +231,17 @@ def reported_to_callers(error: BaseException) -> None:
     logger.debug("reported to callers: %r", error)
 
 
+def fulfil(future: asyncio.Future[T], result: T) -> None:
+    """End a future with a result, unless its caller has cancelled it."""
+    if not future.done():
+        future.set_result(result)
+
+
 def answer(future: asyncio.Future[None], error: BaseException | None) -> None:
     """End a future, with an error if there is one, unless its caller has cancelled it."""
-    if future.done():
-        return
     if error is None:
-        future.set_result(None)
-    else:
+        fulfil(future, None)
+    elif not future.done():
         future.set_exception(error)
 
 

@@ -62,6 +62,7 @@ def test_a_uri_names_servers_and_root(uri: str, servers: str, root: str) -> None
         ("distributedlog://zk1:port/a", "'zk1:port' is not host:port"),
         ("distributedlog://zk1:0/a", "'zk1:0' is not host:port"),
         ("distributedlog://zk1:65536/a", "'zk1:65536' is not host:port"),
+        ("distributedlog://zk1:\u00b2/a", "'zk1:\u00b2' is not host:port"),
         ("distributedlog://:2181/a", "':2181' is not host:port"),
         ("distributedlog://zk1,,zk2/a", "'' is not host:port"),
         ("distributedlog://zk1:\u00b2/a", "is not host:port"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlcore.backends.direct import namespace as namespaces
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.ids import DLSN
 from dlcore.ops.upkeep.worker import LogUpkeep
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.http_relay import HttpRelay
     from tests.fixtures.shell import Shell
@@ -159,7 +161,7 @@ async def _lose_answers(uri: str, tier: str, relay: HttpRelay, kind: str) -> Non
 
 
 def test_the_command_shows_the_table_and_its_versions(
-    shell: Shell, tmp_path: Path, kind: str
+    shell: Shell, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions for versions, and versions for positions, as the history has them."""
     tier = f"file://{tmp_path}/tier"
@@ -199,7 +201,16 @@ def test_the_command_shows_the_table_and_its_versions(
         "error": None,
     }
     line = f"{kind} version {shown['version']} in {shown['table']}, up to {shown['end']}, {ROWS} "
-    assert line in shell.text("log", "show", name)
+    opened = []
+
+    async def counted(*arguments: Any, **options: Any) -> DirectNamespace:
+        opened.append(arguments)
+        return await open_namespace(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(namespaces, "open_namespace", counted)
+        assert line in shell.text("log", "show", name)
+    assert len(opened) == 1
     for version, end in zip(versions, ends, strict=True):
         assert shell.text("log", "table", name, "--at", end).strip() == str(version)
         assert shell.text("log", "table", name, "--version", str(version)).strip() == end

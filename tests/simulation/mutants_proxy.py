@@ -193,7 +193,7 @@ def what_broken_streams_sent_stays_staged() -> Iterator[None]:
     """The next stream of the identity stages it, too."""
 
     async def give_up(self: Stagings, target: StagingTarget, writer: DirectStagingWriter) -> None:
-        await self._put_back(target, writer)
+        self._put_back(target, writer)
 
     with patch.object(Stagings, "_give_up", give_up):
         yield

@@ -135,7 +135,7 @@ def a_proxy_keeps_the_rows_of_a_broken_stream() -> Iterator[None]:
 
     async def put_back(self: Stagings, target: Any, writer: Any) -> None:
         if target.shared:
-            await self._put_back(target, writer)
+            self._put_back(target, writer)
         else:
             await give_up(self, target, writer)
 

@@ -213,7 +213,7 @@ def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
     async def early(self: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
         if isinstance(producer, Claim):
             return await begin(self, producer)
-        claim = self.extension.producers.grant(
+        claim = self._producers.grant(
             producer, self._clock.new_token().encode(), now_ms=self._clock.now_ms()
         )
         return claim, claim.base - 1

@@ -182,6 +182,14 @@ def _require_fit(endpoint: str, tls: TlsFiles | None) -> None:
         raise ConfigurationError(f"endpoint {endpoint!r} with files of TLS: expected grpc+tls://…")
 
 
+def token_at(
+    location: str, token: Token | None, *, endpoint: str | None, tls: TlsFiles | None
+) -> Token | None:
+    """Return the token for a location that a proxy names; it must not take one out of TLS."""
+    is_secure = tls is not None or (endpoint or "").startswith("grpc+tls:")
+    return None if is_secure and not location.startswith("grpc+tls:") else token
+
+
 def is_cancelled() -> bool:
     """Return whether this task was cancelled, and not only the call that it waits for."""
     task = asyncio.current_task()

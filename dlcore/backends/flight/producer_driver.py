@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 from dlcore.backends.flight.streams import Attempts, EndedError, first_message, read, write
-from dlcore.base.background import BackgroundTasks, refuse
+from dlcore.base.background import BackgroundTasks, fulfil, refuse
 from dlcore.base.errors import DLError, UnexpectedError
 from dlcore.flight.producer_client import (
     After,
@@ -85,15 +85,13 @@ class ProducerDriver:
                 case Progress(answers):
                     self._attempts.succeeded()
                     for future, dlsn in answers:
-                        if not future.done():
-                            future.set_result(dlsn)
+                        fulfil(future, dlsn)
                     self.progress.set()
                 case After(after_s):
                     self._stream.timer = self._loop.call_later(after_s, self._on_silence_due)
                 case Call.OPENED:
                     self._calls.is_taken(self._log.name)
-                    if not self.opened.done():
-                        self.opened.set_result(None)
+                    fulfil(self.opened, None)
                 case Call.CLOSE_STREAM:
                     self._stream.cancel()
                 case OpenStream():
@@ -112,8 +110,7 @@ class ProducerDriver:
             for future in ended.tickets:
                 refuse(future, ended.error)
         self.progress.set()
-        if not self.over.done():  # else the waiting task was cancelled
-            self.over.set_result(None)
+        fulfil(self.over, None)
 
     def _on_send_due(self) -> None:
         self.handle(SendDue(self._loop.time()))

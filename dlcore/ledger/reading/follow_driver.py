@@ -9,7 +9,7 @@ from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from dlcore.base.background import BackgroundTasks, in_turn
+from dlcore.base.background import BackgroundTasks, fulfil, in_turn, refuse
 from dlcore.base.errors import DLError
 from dlcore.ledger.reading.follow import (
     AskMembers,
@@ -117,11 +117,9 @@ class LedgerFollower:
             case Control.LISTEN:
                 self._listens.set()
             case FollowStep():
-                if not self._step.done():  # its caller may have been cancelled
-                    self._step.set_result(effect)
+                fulfil(self._step, effect)
             case Fail(error):
-                if not self._step.done():
-                    self._step.set_exception(error)
+                refuse(self._step, error)
             case Control.READ_ON:
                 self._reads_on.set()
             case Control.UNFOLLOW:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import BackgroundTasks, end_tasks, reported_to_callers
+from dlcore.base.background import BackgroundTasks, end_tasks, fulfil, refuse, reported_to_callers
 from dlcore.base.errors import DLError
 from dlcore.ledger.reading.range_read import (
     Arrived,
@@ -124,12 +124,10 @@ class RangeRead:
             case NoteRead(bookie, is_good):
                 reads, now = self._health.reads, self._loop.time()
                 (reads.note_success if is_good else reads.note_failure)(bookie, now)
-            case Deliver() | Fail() if self._given.done():
-                pass  # the caller was cancelled
             case Deliver():
-                self._given.set_result(effect)
+                fulfil(self._given, effect)
             case Fail(error):
-                self._given.set_exception(error)
+                refuse(self._given, error)
             case TickAt(at_s):
                 self._timer = self._loop.call_at(at_s, self._tick)
             case OpenStream(bookie=bookie, lane=lane):

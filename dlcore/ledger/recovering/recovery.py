@@ -528,7 +528,7 @@ class LedgerRecovery(Machine[RecoveryState]):
         if self.state is RecoveryState.MEASURING:
             failure = LedgerRecoveryError(
                 f"ledger {self._ledger_id}: its last entry {self._written} cannot be read, "
-                "so its length is unknown"
+                f"so its length is unknown: {error}"
             )
             failure.__cause__ = error
             error = failure

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, fulfil
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError
 from dlcore.base.machines import CallFailed
@@ -122,8 +122,7 @@ class _Recoverer:
             case WriteBack():
                 self._write_back(effect.entry)
             case EndRecovery():
-                if not self._outcome.done():
-                    self._outcome.set_result(effect.closed)
+                fulfil(self._outcome, effect.closed)
             case AbortRecovery():
                 self._fail(effect.error)
             case _:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import BackgroundTasks, answer
+from dlcore.base.background import BackgroundTasks, answer, fulfil, refuse
 from dlcore.base.clock import steady_s
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
@@ -121,8 +121,7 @@ class _Waiters:
         """Let each check its condition again."""
         waiting, self.waiting = self.waiting, []
         for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+            fulfil(waiter, None)
 
     async def closed(self, ask: Callable[[], None]) -> None:
         """Ask for a close, and return once it is answered; one caller at a time."""
@@ -581,11 +580,7 @@ class LedgerWriter:
 
 
 def _answer(future: asyncio.Future[int], entry_id: int, error: DLError | None) -> None:
-    if future.done():  # its caller may have cancelled it
-        return
     if error is None:
-        future.set_result(entry_id)
-        return
-    future.set_exception(copied(error))
-    # Mark it as retrieved: a caller that only flushes gets the failure there.
-    future.exception()
+        fulfil(future, entry_id)
+    else:
+        refuse(future, copied(error))  # a caller that only flushes gets the failure there

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dlcore.base.background import side_tasks, together
+from dlcore.base.background import fulfil, side_tasks, together
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import LedgerReadError, ObjectStoreError
 from dlcore.ledger.port import ColdEntries
@@ -139,8 +139,8 @@ class ColdLedgers(ColdEntries):
     def _grant(self, parts: Sequence[Part]) -> None:
         for part in parts:
             granted = self._granted.pop(part, None)
-            if granted is not None and not granted.done():
-                granted.set_result(None)
+            if granted is not None:
+                fulfil(granted, None)
 
     def _want(self, part: Part) -> asyncio.Future[None]:
         """Ask for a part whose reader waits; the future is done when it is its turn."""

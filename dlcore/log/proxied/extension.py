@@ -28,20 +28,15 @@ class ProxyExtension:
     """Extends one writer: its entries have stamps of `producers`, and appends get turns."""
 
     def __init__(self, producers: Producers[asyncio.Future[DLSN]]) -> None:
-        self.producers = producers
+        self.stamper = producers
         self._turns: TurnGiver | None = None  # once there is a writer with a lock
-
-    @property
-    def stamper(self) -> Producers[asyncio.Future[DLSN]]:
-        """The producers stamp the entries."""
-        return self.producers
 
     async def restore(self, context: LogContext, at: VersionedHead) -> None:
         """Restore the producers from a log whose head is `at` and has no open extent.
 
         Raises: as `restore_producers`.
         """
-        await restore_producers(context, at, self.producers)
+        await restore_producers(context, at, self.stamper)
 
     def attend(
         self, context: LogContext, log: LogMetadata, lock: WriterLock, writer: PausableWriter

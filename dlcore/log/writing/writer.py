@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from typing_extensions import override
 
-from dlcore.base.background import BackgroundTasks, end_tasks, refuse
+from dlcore.base.background import BackgroundTasks, end_tasks, fulfil, refuse
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -157,8 +157,7 @@ class Pump:
                     for future in effect.tickets:
                         refuse(future, effect.error)
                 case Ended():
-                    if not effect.ticket.done():
-                        effect.ticket.set_result(self.machine.report.last_dlsn or DLSN.INITIAL)
+                    fulfil(effect.ticket, self.machine.report.last_dlsn or DLSN.INITIAL)
                 case (
                     AwaitCapacity()
                     | AwaitTurn()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.background import side_tasks
+from dlcore.base.background import fulfil, side_tasks
 from dlcore.base.errors import DLError
 from dlcore.base.isolating import report_defect
 from dlcore.metadata.port import SessionState
@@ -77,8 +77,7 @@ class PausableRunner:
 
     def _close(self) -> None:
         self._is_open.clear()
-        if not self._closed.done():
-            self._closed.set_result(None)
+        fulfil(self._closed, None)
 
     def _open(self) -> None:
         if not self._is_open.is_set():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -31,6 +31,7 @@ from dlcore.ops.cli.context import (
     common_options,
     confirmed,
     lists_names,
+    namespace_uri,
     patience,
     require_consent,
     run_async,
@@ -229,25 +230,22 @@ def show_log(log: str) -> None:
     Also how many replicas are missing.
     """
 
-    async def read(namespace: Namespace) -> tuple[dict[str, object], str | None]:
+    async def read(namespace: Namespace) -> tuple[dict[str, object], dict[str, object] | None]:
         async with await namespace.open_log(log) as manager:
-            return await _fields_of(manager), (await manager.get_settings()).table
+            return await _fields_of(manager), await _table(namespace, manager)
 
-    fields, table_format = run_async(read)
-    table = None if table_format is None else _table(log, table_format)
+    fields, table = run_async(read)
     show_fields(fields | {"table": table if wants_json() else table_text(table)})
 
 
-def _table(log: str, table_format: str) -> dict[str, object] | None:
-    async def read(namespace: DirectNamespace) -> dict[str, object] | None:
-        async with await namespace.open_log(log) as manager:
-            # Less than the limit of the command: a store that hangs must not cost the other fields.
-            return await table_of(namespace, manager, limit_s=patience() / 2)
-
+async def _table(namespace: Namespace, log: DistributedLogManager) -> dict[str, object] | None:
     try:
-        return run_direct(read)
+        namespace_uri()
     except UnsupportedError as error:
-        return {"format": table_format, "error": str(error)}
+        table_format = (await log.get_settings()).table
+        return None if table_format is None else {"format": table_format, "error": str(error)}
+    # Less than the limit of the command: a store that hangs must not cost the other fields.
+    return await table_of(cast("DirectNamespace", namespace), log, limit_s=patience() / 2)
 
 
 async def _fields_of(log: DistributedLogManager) -> dict[str, object]:

@@ -89,12 +89,13 @@ def list_proxies() -> None:
 
     A drained proxy is not listed.  A proxy that was killed stays until its session ends.
     """
-    tls, token = namespace_tls(), proxy_token()
+    endpoint, tls, token = namespace_endpoint(), namespace_tls(), proxy_token()
 
     async def read(namespace: Namespace) -> list[Answer[ProxyHealth]]:
         from dlcore.ops.diagnosis.asking import ask_proxies
 
-        return await ask_proxies(await namespace.get_proxies(), tls=tls, token=token)
+        locations = await namespace.get_proxies()
+        return await ask_proxies(locations, tls=tls, token=token, endpoint=endpoint)
 
     show_rows(
         list(map(_proxy_row, run_async(read))),
@@ -242,7 +243,7 @@ async def _follow(
 
 async def _release(endpoint: str, log: str, *, patience_s: float) -> bool:
     """Make the owner of a log release it; False if it has no owner.  Raises: LogNotFoundError."""
-    from dlcore.backends.flight.endpoint import Endpoint
+    from dlcore.backends.flight.endpoint import Endpoint, token_at
     from dlcore.backends.flight.planning import act
     from dlcore.flight import actions
     from dlcore.flight.requests import LogRequest
@@ -252,6 +253,7 @@ async def _release(endpoint: str, log: str, *, patience_s: float) -> bool:
         owner = await act(calls, actions.OWNER, request)
     if owner.log_id is None:
         raise LogNotFoundError(f"log {log!r} does not exist")
-    endpoint = owner.location or endpoint
-    async with Endpoint(endpoint, patience_s=patience_s, tls=tls, token=token) as calls:
+    location = owner.location or endpoint
+    own = token_at(location, token, endpoint=endpoint, tls=tls)
+    async with Endpoint(location, patience_s=patience_s, tls=tls, token=own) as calls:
         return (await act(calls, actions.RELEASE, request)).released

@@ -28,20 +28,24 @@ class EpochMs(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> int:
         """Return the time as epoch milliseconds."""
         text = str(value).strip()
-        if text.removeprefix("-").isdecimal():
-            return int(text)
-        if ago := re.fullmatch(r"-(\d+(?:\.\d+)?)([smhd])", text.lower()):
-            age_ms = int(float(ago[1]) * _UNITS_S[ago[2]] * 1000)
-            return self._now_ms() - age_ms
         try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
+            return self._epoch_ms(text)
+        # Python parses no number of thousands of digits, and has no float so large.
+        except (ValueError, OverflowError):
             self.fail(
                 f"{text!r} is no time: expected one like 2026-01-31T12:00:00Z, -1h (an hour ago), "
                 "or epoch milliseconds",
                 param,
                 ctx,
             )
+
+    def _epoch_ms(self, text: str) -> int:
+        if text.removeprefix("-").isdecimal():
+            return int(text)
+        if ago := re.fullmatch(r"-(\d+(?:\.\d+)?)([smhd])", text.lower()):
+            age_ms = int(float(ago[1]) * _UNITS_S[ago[2]] * 1000)
+            return self._now_ms() - age_ms
+        moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return int(moment.timestamp() * 1000)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dlcore.backends.flight import planning
-from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.backends.flight.endpoint import Endpoint, token_at
 from dlcore.base.background import together
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError
@@ -65,13 +65,18 @@ async def ask_bookies(
 
 
 async def ask_proxies(
-    locations: Iterable[str], *, tls: TlsFiles | None, token: Callable[[], str] | None
+    locations: Iterable[str],
+    *,
+    tls: TlsFiles | None,
+    token: Callable[[], str] | None,
+    endpoint: str | None = None,
 ) -> list[Answer[ProxyHealth]]:
-    """Return the answer of the proxy at each location, by location."""
+    """Return the answer of the proxy at each location, by location; `endpoint` has named them."""
 
     async def ask(location: str) -> ProxyHealth:
+        own = token_at(location, token, endpoint=endpoint, tls=tls)
         # Its own patience ends before the timeout of `_asked`, whose error names no cause.
-        async with Endpoint(location, patience_s=PATIENCE_S / 2, tls=tls, token=token) as calls:
+        async with Endpoint(location, patience_s=PATIENCE_S / 2, tls=tls, token=own) as calls:
             return await planning.act(calls, actions.HEALTH, NoRequest())
 
     found = await together(

@@ -12,6 +12,7 @@ import secrets
 import sqlite3
 from typing import TYPE_CHECKING, cast
 
+from dlcore.base.background import fulfil
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError, DLError
 from dlcore.base.listening.listener import listening_error
@@ -127,8 +128,7 @@ class MetadataServer:
 
     def stop(self) -> None:
         """Let `ended` be done."""
-        if not self.ended.done():
-            self.ended.set_result(None)
+        fulfil(self.ended, None)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the present samples of `METRICS`."""

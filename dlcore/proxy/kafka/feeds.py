@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import fulfil
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, ReaderStalledError
 
@@ -50,8 +51,8 @@ class _Slot:
 
     def received(self) -> None:
         """The client has all that was taken."""
-        if self._received is not None and not self.left and not self._received.done():
-            self._received.set_result(None)
+        if self._received is not None and not self.left:
+            fulfil(self._received, None)
 
 
 class Feed:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from kio.schema.errors import ErrorCode
 
 from dlcore.base.access.rights import Right
+from dlcore.base.background import fulfil
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -90,8 +91,8 @@ class Groups:
 
     def close(self) -> None:
         """Forget all groups; their members join again elsewhere."""
-        for name in list(self._led):
-            self._drop(name)
+        for name, led in list(self._led.items()):
+            self._drop(name, led)
 
     async def perform(self, request: Request, make: Response, entry: Entry) -> Any:
         """Return the answer to a call of groups.  Raises: MetadataError."""
@@ -271,9 +272,8 @@ class Groups:
         for effect in led.machine.handle(event):
             match effect:
                 case Joined(call=call) | Answered(call=call):
-                    answer = led.waiting.pop(call, None)
-                    if answer is not None and not answer.done():  # else it is being cancelled
-                        answer.set_result(effect)
+                    if call in led.waiting:
+                        fulfil(led.waiting.pop(call), effect)
                 case _:
                     assert_never(effect)
         if led.timer is not None:
@@ -288,16 +288,15 @@ class Groups:
     def _passed(self, group: str, led: _Led) -> None:
         self._handle(group, led, machines.Passed(now_s=asyncio.get_running_loop().time()))
 
-    def _drop(self, group: str) -> None:
-        """Forget a group; its members join anew."""
-        led = self._led.pop(group, None)
-        if led is None:
+    def _drop(self, group: str, led: _Led) -> None:
+        """Forget a group, unless it was forgotten before; its members join anew."""
+        if self._led.get(group) is not led:
             return
+        del self._led[group]
         if led.timer is not None:
             led.timer.cancel()
         for call, answer in led.waiting.items():
-            if not answer.done():  # else it is being cancelled
-                answer.set_result(Answered(call, ErrorCode.unknown_member_id))
+            fulfil(answer, Answered(call, ErrorCode.unknown_member_id))
         led.waiting.clear()
 
     # Positions
@@ -323,7 +322,7 @@ class Groups:
 
     async def _stored(self, request: Request, topic: str, part: Any, entry: Entry) -> ErrorCode:
         asked = request.body
-        group, offset = asked.group_id, part.committed_offset
+        group, offset, led = asked.group_id, part.committed_offset, None
         try:
             name = log_in(topic, part.partition_index)
             await entry.require([Need(Right.READ, name)])
@@ -351,7 +350,10 @@ class Groups:
         except _RefusedError as error:
             return error.code
         except SubscriptionMovedError:
-            self._drop(group)  # another coordinator has claimed it, or an operator moved it
+            # Another coordinator has claimed it, or an operator moved it.  A group that has formed
+            # anew meanwhile has seen that.
+            if led is not None:
+                self._drop(group, led)
             return ErrorCode.unknown_member_id
         except DLError as error:
             return _position_code_of(error)

@@ -155,7 +155,10 @@ class KafkaServer:
         return asyncio.StreamReaderProtocol(reader, self._connected)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._serving is None or len(self._connections) >= self._config.kafka_connections_max:
+        # A client that has reset the connection already has no address any more.
+        has_left = writer.get_extra_info("peername") is None
+        is_full = len(self._connections) >= self._config.kafka_connections_max
+        if self._serving is None or has_left or is_full:
             writer.transport.abort()
             return
         connection = _Connection(reader, writer, *self._serving)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, fulfil
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, EndOfStreamError, UnexpectedError
 from dlcore.proxy.reading.awaited import Awaited
@@ -81,11 +81,6 @@ class _Rings:
                 known.ring.close()
 
 
-def _found(found: asyncio.Future[DLSN], position: DLSN) -> None:
-    if not found.done():  # else the waiter is being cancelled
-        found.set_result(position)
-
-
 class FollowedLog:
     """One log, followed from its end on, for readers in rings.
 
@@ -133,7 +128,7 @@ class FollowedLog:
                         self.records = before + last.batch.num_rows
                         for rows in each.rows:
                             for found, position in self._awaited.came(rows):
-                                _found(found, position)
+                                fulfil(found, position)
                     self._tell()
         except EndOfStreamError:
             self.has_ended = True
@@ -150,7 +145,7 @@ class FollowedLog:
             raise
         finally:
             for found in self._awaited.give_up():
-                _found(found, self.end)
+                fulfil(found, self.end)
             self._tell()
 
     @contextmanager

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import DLSN
     from dlcore.log.proxied.extension import ProxyExtension
+    from dlcore.log.proxied.producers import Producers
     from dlcore.log.writing.writer import DirectWriter
 
 _Params = ParamSpec("_Params")
@@ -239,12 +240,16 @@ class OwnedLog:
                 f"log {name!r}: column txid has type {schema.field(_TXID).type}, expected int64"
             )
 
+    @property
+    def _producers(self) -> Producers[asyncio.Future[DLSN]]:
+        return self.extension.stamper
+
     def producer(self, name: str) -> tuple[Claim, int] | None:
         """Return a producer's claim and its last accepted sequence; None if it is not known.
 
         Before a caller is refused by this it must `writer.pump.verify`, as `begin` and `accept` do.
         """
-        return self.extension.producers.known_of(name)
+        return self._producers.known_of(name)
 
     def adopt(self, claim: Claim) -> None:
         """Let an incarnation write, which begins behind all that its producer has written.
@@ -252,7 +257,7 @@ class OwnedLog:
         Raises:
             OverCapacityError: there are too many producers.
         """
-        self.extension.producers.continue_with(claim, now_ms=self._clock.now_ms())
+        self._producers.continue_with(claim, now_ms=self._clock.now_ms())
 
     @_while_owned
     async def begin(self, producer: str | Claim) -> tuple[Claim, int]:
@@ -268,10 +273,10 @@ class OwnedLog:
         """
         now_ms = self._clock.now_ms()
         if isinstance(producer, Claim):
-            return producer, self.extension.producers.continue_with(producer, now_ms=now_ms)
+            return producer, self._producers.continue_with(producer, now_ms=now_ms)
         identity = self._clock.new_token().encode()
         token = hashlib.blake2b(identity, digest_size=TOKEN_BYTES).digest()
-        claim = self.extension.producers.grant(producer, token, now_ms=now_ms)
+        claim = self._producers.grant(producer, token, now_ms=now_ms)
         await self.writer.flush()  # so that all records of earlier incarnations are durable
         # A next owner could know later incarnations, and more records.
         await self.writer.pump.verify()
@@ -290,10 +295,10 @@ class OwnedLog:
             MetadataError: it would be refused, but the ownership cannot be verified now.
             DLError: another error that refuses the batch, or ends the log here.
         """
-        known, producers = 0, self.extension.producers
+        known = 0
         while True:
             if mark is not None:
-                found = producers.look_at(mark.claim, mark.first, batch.num_rows)
+                found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
                 if not isinstance(found, Fresh):
                     return _known(found)
                 known = found.known
@@ -305,7 +310,7 @@ class OwnedLog:
                 if mark is None:
                     return Accepted(self.writer.write_fitted(rows), batch.num_rows)
                 # During the await another stream of the producer may have written some rows.
-                if producers.look_at(mark.claim, mark.first, batch.num_rows) == found:
+                if self._producers.look_at(mark.claim, mark.first, batch.num_rows) == found:
                     fresh = Mark(mark.claim, mark.first + known)
                     return self._write(rows, fresh, batch.num_rows - known)
             except LogNotReadyError:
@@ -315,13 +320,13 @@ class OwnedLog:
 
     def _write(self, rows: Any, mark: Mark, count: int, *, whole: bool = False) -> Accepted:
         future = self.writer.write_fitted(rows, mark=mark, whole=whole)
-        self.extension.producers.accepted(mark, count, future, now_ms=self._clock.now_ms())
+        self._producers.accepted(mark, count, future, now_ms=self._clock.now_ms())
         future.add_done_callback(partial(self._settled, mark, count))
         return Accepted(future, count)
 
     def _settled(self, mark: Mark, count: int, future: asyncio.Future[DLSN]) -> None:
         if future.exception() is None:  # after an error the log is lost anyway
-            self.extension.producers.durable(mark, count, future.result())
+            self._producers.durable(mark, count, future.result())
 
     @_while_owned
     async def accept_if(
@@ -341,7 +346,7 @@ class OwnedLog:
                 rows = await self.writer.fitted_latest(batch)
                 last = await self.writer.find_last()
                 if mark is not None:
-                    found = self.extension.producers.look_at(mark.claim, mark.first, batch.num_rows)
+                    found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
                     if not isinstance(found, Fresh):
                         return _known(found)
                     if found.known:

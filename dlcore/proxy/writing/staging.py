@@ -121,7 +121,7 @@ class Stagings:
             await self._give_up(target, writer)
             raise
         if target.shared:
-            await self._put_back(target, writer)
+            self._put_back(target, writer)
         else:
             await writer.aclose()
 
@@ -143,13 +143,17 @@ class Stagings:
         except DLError:
             await _close_quietly(writer)
         else:
-            await self._put_back(target, writer)
+            self._put_back(target, writer)
 
-    async def _put_back(self, target: StagingTarget, writer: StagingWriter) -> None:
+    def _put_back(self, target: StagingTarget, writer: StagingWriter) -> None:
         self._kept.append(_Kept(target.staging, writer, self._loop.time()))
         self._look_later()
         while len(self._kept) > KEPT_MAX:
-            await _close_quietly(self._kept.pop(0).writer)
+            self._close_later(self._kept.pop(0).writer)
+
+    def _close_later(self, writer: StagingWriter) -> None:
+        # A task, because the client that put back another writer may go away meanwhile.
+        self._closings.start(_close_quietly(writer), name=f"closing {writer!r}")
 
     def _look_later(self) -> None:
         if self._kept and self._looking is None:
@@ -161,8 +165,7 @@ class Stagings:
         # The same sum as for the timer: with other rounding it could stay due for ever.
         now_s = self._loop.time()
         while self._kept and self._kept[0].since_s + KEPT_S <= now_s:
-            kept = self._kept.pop(0)
-            self._closings.start(_close_quietly(kept.writer), name=f"closing {kept.writer!r}")
+            self._close_later(self._kept.pop(0).writer)
         self._look_later()
 
     async def aclose(self) -> None:

@@ -15,7 +15,9 @@ from dlcore.base.background import (
     BackgroundTasks,
     all_of,
     forget_frames,
+    fulfil,
     outcome_of,
+    refuse,
     reported_to_callers,
     side_tasks,
     together,
@@ -181,6 +183,22 @@ def test_a_cancelled_caller_leaves_the_outcome_to_the_others() -> None:
         return unheard
 
     assert asyncio.run(scenario()) == []
+
+
+def test_a_future_ends_once() -> None:
+    """A caller that has cancelled it, or has its result, is no error for the one that answers."""
+
+    async def scenario() -> None:
+        waits, has_left = (asyncio.get_running_loop().create_future() for _ in range(2))
+        has_left.cancel()
+        for future in (waits, has_left):
+            fulfil(future, 1)
+            fulfil(future, 2)
+            refuse(future, OSError())
+        assert waits.result() == 1
+        assert has_left.cancelled()
+
+    run(scenario())
 
 
 async def uncollected(ended: Callable[[], Awaitable[weakref.ref[Any]]]) -> None:

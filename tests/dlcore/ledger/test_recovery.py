@@ -510,5 +510,7 @@ def test_the_length_is_that_of_the_last_frame_which_is_read_if_it_was_not() -> N
     (abort,) = machine.handle(CallFailed(UNKNOWN))
     assert isinstance(abort, AbortRecovery)
     assert isinstance(abort.error, LedgerRecoveryError)
-    assert "its last entry 4 cannot be read, so its length is unknown" in str(abort.error)
+    assert f"its last entry 4 cannot be read, so its length is unknown: {UNKNOWN}" in str(
+        abort.error
+    )
     assert abort.error.__cause__ is UNKNOWN

@@ -227,6 +227,31 @@ def test_kept_writers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("a")(scenario)
 
 
+def test_a_writer_is_closed_whatever_the_client_does_that_put_back_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for no bookie of that other writer, and may go away."""
+    gate, ended = asyncio.Event(), list[DirectStagingWriter]()
+    close = DirectStagingWriter.aclose
+
+    async def slow(self: DirectStagingWriter, *, delete: bool = False) -> None:
+        await gate.wait()
+        await close(self, delete=delete)
+        ended.append(self)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        monkeypatch.setattr(staging, "KEPT_MAX", 1)
+        monkeypatch.setattr(DirectStagingWriter, "aclose", slow)
+        await staged(client, "first", b"1")
+        await asyncio.wait_for(staged(client, "second", b"2"), 10)
+        assert not ended
+        gate.set()
+        await until(lambda: len(ended) == 1)
+
+    with_proxies("a")(scenario)
+
+
 def test_a_shared_writer_that_cannot_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bookies do not answer when a refused stream is to be forgotten; the next has another one."""
 

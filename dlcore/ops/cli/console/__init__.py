@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dlcore.base.addresses import is_address
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.http_options import address_of, is_loopback
@@ -101,7 +102,7 @@ def host_and_port(address: str, example: str) -> tuple[str, int]:
     """Return the host and port of an address to serve at.  Raises: ConfigurationError."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not is_address(host, port):
         raise ConfigurationError(f"address={address!r}: expected HOST:PORT, like {example}")
     return host, int(port)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.backends.flight.endpoint import Endpoint, token_at
 from dlcore.backends.flight.planning import act
 from dlcore.base.errors import ConditionFailedError, ConfigurationError, UnsupportedError
 from dlcore.base.ids import DLSN
@@ -100,8 +100,9 @@ class Changing:
         async with self._calls(owner.location or self._endpoint) as calls:
             return {"changed": (await act(calls, actions.RELEASE, request)).released}
 
-    def _calls(self, endpoint: str) -> Endpoint:
-        return Endpoint(endpoint, patience_s=_PATIENCE_S, tls=self._tls, token=self._token)
+    def _calls(self, location: str) -> Endpoint:
+        token = token_at(location, self._token, endpoint=self._endpoint, tls=self._tls)
+        return Endpoint(location, patience_s=_PATIENCE_S, tls=self._tls, token=token)
 
     async def _open(self, asked: Asked) -> DistributedLogManager:
         manager = await self._namespace.open_log(asked.log)

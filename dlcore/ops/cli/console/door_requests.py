@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -263,6 +264,6 @@ def _start_of(given: Mapping[str, str], now_ms: int) -> Reading:
 def _limit_of(text: str | None) -> int:
     if text is None:
         return RECORDS
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= RECORDS_MAX):
+    if not (re.fullmatch("[0-9]{1,5}", text) and 1 <= int(text) <= RECORDS_MAX):
         raise ConfigurationError(f"limit={text!r}: expected a number from 1 to {RECORDS_MAX:,}")
     return int(text)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.backends.flight.endpoint import Endpoint, token_at
 from dlcore.backends.flight.planning import act
 from dlcore.base.background import side_tasks, together
 from dlcore.base.clock import steady_s
@@ -53,11 +53,13 @@ class Looking:
         self,
         namespace: Namespace,
         *,
+        endpoint: str | None,
         tls: TlsFiles | None,
         token: Callable[[], str] | None,
         repairs: RepairList | None,
     ) -> None:
         self._namespace = namespace
+        self._endpoint = endpoint
         self._tls = tls
         self._token = token
         self._repairs = repairs
@@ -98,10 +100,8 @@ class Looking:
         }
 
     async def _health(self, location: str) -> dict[str, Any]:
-        is_tls = location.startswith("grpc+tls://")
-        tls = self._tls if is_tls else None
-        # A location that a proxy names must not take a token out of TLS.
-        token = self._token if is_tls or self._tls is None else None
+        tls = self._tls if location.startswith("grpc+tls://") else None
+        token = token_at(location, self._token, endpoint=self._endpoint, tls=self._tls)
         try:
             async with (
                 self._few,

@@ -76,7 +76,7 @@ class Console:
     ) -> None:
         self._namespace = namespace
         self._endpoint = endpoint
-        self._looking = Looking(namespace, tls=tls, token=token, repairs=repairs)
+        self._looking = Looking(namespace, endpoint=endpoint, tls=tls, token=token, repairs=repairs)
         self._changing = Changing(namespace, endpoint=endpoint, tls=tls, token=token)
         self.secret = secrets.token_urlsafe(32)
         # Until the port is known no origin is the console's own, and each request is refused.

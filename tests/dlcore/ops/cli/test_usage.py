@@ -94,6 +94,7 @@ def options_of(path: str) -> list[click.Option]:
         (["log", "truncate", "clicks", "3-17", "--uri", NOWHERE], "error: expected a DLSN like"),
         (["log", "truncate", "clicks", "--uri", NOWHERE], "error: expected a DLSN or --read"),
         (["console", "--address", "4180", "--uri", NOWHERE], "error: address='4180'"),
+        (["console", "--address", "h:" + "9" * 5000, "--uri", NOWHERE], "error: address='h:9"),
         (["console", "--address", "h:99999", "--uri", NOWHERE], "error: address='h:99999'"),
         (
             ["console", "--address", "[::]:1", "--uri", NOWHERE],
@@ -309,5 +310,6 @@ def test_a_time_may_be_given_by_its_age(text: str, age_ms: int) -> None:
     """As ages are; other numbers below 0 stay epoch milliseconds."""
     assert EpochMs(lambda: 10**12).convert(text, None, None) == 10**12 - age_ms
     assert EpochMs(lambda: 10**12).convert("-5", None, None) == -5
-    with pytest.raises(click.BadParameter, match="-1h"):
-        EpochMs(lambda: 10**12).convert("-1w", None, None)
+    for wrong in ("-1w", "9" * 5000, f"-{'9' * 400}d"):
+        with pytest.raises(click.BadParameter, match="-1h"):
+            EpochMs(lambda: 10**12).convert(wrong, None, None)

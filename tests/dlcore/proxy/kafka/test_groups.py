@@ -17,6 +17,7 @@ from dlcore.base.clock import steady_s
 from dlcore.base.ids import DLSN
 from dlcore.proxy.kafka import groups, messages
 from dlcore.proxy.kafka.group import Join, Joined, Leave
+from dlcore.proxy.kafka.positions import Positions
 from dlcore.proxy.kafka.topics import node_of
 from tests.dlcore.proxy.kafka.test_server import (
     DENIED,
@@ -460,5 +461,48 @@ def test_a_cancelled_call_leaves_its_member_to_its_session() -> None:
         led_here._handle("g", led, Leave(call=-1, member="one", now_s=steady_s()))
         await asyncio.wait([joining])
         await until(lambda: "g" not in led_here._led)
+
+    with_proxies("a")(scenario)
+
+
+def test_a_late_commit_ends_no_group_that_has_formed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the position moved, as the one before it did, after which its group joined again."""
+    store, gates = Positions.store, [asyncio.Event(), asyncio.Event()]
+    waiting: list[asyncio.Event] = []
+
+    async def stored(self: Any, *arguments: Any, **named: Any) -> Any:
+        waiting.append(gate := gates[len(waiting)])
+        await gate.wait()
+        return await store(self, *arguments, **named)
+
+    async def scenario(served: Proxies) -> None:
+        address = await started(served)
+        kafka = served.servers[-1].kafka
+        assert kafka is not None
+        assert kafka._serving is not None
+        log = await opened(served, "a")
+        await written(log, 10)
+        async with raw(address) as client, raw(address) as second:
+            one, late = Coordinated(client), Coordinated(second)
+            await one.join()
+            await one.sync(one.member)
+            assert await one.commit("a", 3) == 0
+            await log.move_subscription("g", dlsn=DLSN(1, 0, 1))
+            monkeypatch.setattr(Positions, "store", stored)
+            late.member, late.generation = one.member, one.generation
+            committing = asyncio.create_task(one.commit("a", 4))
+            await until(lambda: len(waiting) == 1)
+            committing_late = asyncio.create_task(late.commit("a", 5))
+            turn = kafka._serving[0].groups._led["g"].turn
+            await until(lambda: bool(turn._waiters))
+            gates[0].set()
+            assert await committing == UNKNOWN
+            await until(lambda: len(waiting) == 2)
+            one.member = ""
+            await one.join()
+            await one.sync(one.member)
+            gates[1].set()
+            assert await committing_late == UNKNOWN
+            assert await one.beat() == 0
 
     with_proxies("a")(scenario)
