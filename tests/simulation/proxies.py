@@ -422,7 +422,7 @@ class Proxies:
         await process.client.aclose()
 
     async def _enlarge_segments(self, process: LogProcess) -> None:
-        """Let no settings of a log make the last proxy roll soon, for the reason in `LogProcess`."""
+        """Let no settings make the last proxy roll soon, for the reason in `LogProcess`."""
         for name in await process.namespace.get_logs():
             try:
                 log = await process.namespace.open_log(name)
