@@ -132,11 +132,11 @@ class ChildProcess:
                 self._is_asked = True
                 self._process.terminate()
 
-    def terminate(self) -> None:
+    def terminate(self, *, timeout_s: float = _TERMINATION_TIMEOUT_S) -> None:
         """Stop the process with SIGTERM and wait; kill it if it does not end in time."""
         self.ask_to_stop()
         try:
-            self._process.wait(_TERMINATION_TIMEOUT_S)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
