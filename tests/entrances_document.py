@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bookie.serving import entrances as control
+from bookie.serving import control
 from dlcore.base.listening import operator_port
 from dlcore.flight import entrances as flight
 from dlcore.ops.cli.console import entrances as console
-from dlcore.ops.sql import entrances as sql
+from dlcore.ops.sql import server as sql
 from dlcore.proxy.kafka import entrances as kafka
-from dlcore.wire import entrances as wire
+from dlcore.wire import bookie_end as wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

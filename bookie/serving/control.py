@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from dlcore.base.access.client_names import EVERY_CLIENT, ClientNames
+from dlcore.base.access.entrances import Entrance
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError, WrongIncarnationError
 from dlcore.base.listening.listener import listening_error
@@ -42,6 +43,23 @@ _OPTIONS = [
     # With it, two processes on one port would share the clients between them.
     ("grpc.so_reuseport", 0),
 ]
+
+
+def _entrance(name: str, resource: str) -> Entrance:
+    return Entrance(
+        name=name,
+        resource=resource,
+        right="none",
+        callers="a machine's certificate; without TLS every caller that can connect",
+        cost="one small request",
+        logged="nothing",
+    )
+
+
+ENTRANCES = (
+    _entrance("ListEntries", "the ranges of entries held of a ledger"),
+    _entrance("GetInfo", "the bookie's name, space, counts and clock"),
+)
 
 
 class BookieControl(BookieControlServicer):

@@ -1,4 +1,4 @@
-"""The base of the machines, the table of transitions between states, and its diagram.
+"""The base of the machines, and the table of transitions between states.
 
 A machine that does one thing at a time for one caller is a `StepMachine`, which `run_to_end` runs.
 """
@@ -44,15 +44,6 @@ class Transitions(Generic[StateT]):
     start: StateT
     causes: Mapping[StateT, Mapping[StateT, str]]
     """The cause of each transition, by the state before and the state after it."""
-
-    def diagram(self) -> str:
-        """Return the table as a Mermaid state diagram."""
-        moves = [
-            f"  {before.name} --> {after.name}: {cause}"
-            for before, afters in self.causes.items()
-            for after, cause in afters.items()
-        ]
-        return "\n".join(["stateDiagram-v2", f"  [*] --> {self.start.name}", *moves])
 
 
 class Machine(Generic[StateT]):

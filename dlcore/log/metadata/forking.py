@@ -304,11 +304,6 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
         self._attempted: bytes | None = None  # the head of the last attempt of this step
         self._attempts = Attempts(f"forking to log {log.name!r}", "to store a part of it")
 
-    @property
-    def transactions(self) -> int:
-        """How many transactions it takes, if none has a conflict."""
-        return len(self._steps)
-
     def handle(self, event: Event) -> Effect:
         """Take one event."""
         try:

@@ -34,7 +34,7 @@ _LISTS_AT_ONCE = 256
 
 
 async def export_namespace(
-    store: MetadataStore, paths: NamespacePaths, clock: Clock, *, passes_max: int = PASSES_MAX
+    store: MetadataStore, paths: NamespacePaths, clock: Clock
 ) -> tuple[Export, Copy]:
     """Return an export of the namespace: its logs and commits as of one moment after this call.
 
@@ -48,7 +48,7 @@ async def export_namespace(
     """
     await store.sync(paths.root)
     binding = await read_binding(store, paths, fresh=True)
-    copy = await _read_copy(store, paths, passes_max)
+    copy = await _read_copy(store, paths)
     header = ExportHeader(
         root=paths.root,
         cluster_id=binding.cluster_id,
@@ -63,7 +63,7 @@ async def export_namespace(
     return Export(header, {path[start:]: value for path, value in copy.nodes.items()}), copy
 
 
-async def _read_copy(store: MetadataStore, paths: NamespacePaths, passes_max: int) -> Copy:
+async def _read_copy(store: MetadataStore, paths: NamespacePaths) -> Copy:
     before = await _read_all(store, paths.root)
     if before[paths.root].changed == 0:
         raise MetadataError(
@@ -71,7 +71,7 @@ async def _read_copy(store: MetadataStore, paths: NamespacePaths, passes_max: in
             "consistent: restart it with this release of dlog"
         )
     why, heads = "", await _read(store, [])
-    for number in range(1, passes_max + 1):
+    for number in range(1, PASSES_MAX + 1):
         try:
             moment, anchors = await _cut(store, paths, before)
             after = await _read_all(store, paths.root)
@@ -83,7 +83,7 @@ async def _read_copy(store: MetadataStore, paths: NamespacePaths, passes_max: in
             heads = await _read_anchors(store, paths, {})
             before = await _read_all(store, paths.root)
     raise MetadataError(
-        f"{paths.root} changed too fast for a consistent copy in {passes_max} passes: {why}; try "
+        f"{paths.root} changed too fast for a consistent copy in {PASSES_MAX} passes: {why}; try "
         "again while less is committed"
     )
 

@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
+from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,20 @@ class _Process(Restartable):
         """Stop the process in order with SIGTERM, and wait until it is gone."""
         self._latest_child.terminate()
 
+    def restart(self) -> None:
+        """Restart the process, after stopping it if it runs; wait until it serves."""
+        if self._child is not None:
+            self._child.terminate()
+        self._spawn()
+        self._wait_until_serving()
+
+    @abstractmethod
+    def _spawn(self) -> None:
+        """Start the process."""
+
+    def _wait_until_serving(self) -> None:
+        """Return at once: it announces nothing."""
+
     def _run(self, command: Sequence[str]) -> None:
         """Start a process: Python with the arguments of `command` and the options."""
         self._child = ChildProcess(
@@ -99,19 +114,10 @@ class _Process(Restartable):
             environment={"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
         )
 
-    def _wait_for(self, announcement: re.Pattern[str]) -> re.Match[str]:
-        """Wait until the latest process announces that it serves."""
-        child = self._latest_child
-        has_settled = wait_until(
-            lambda: not child.is_running or announcement.search(child.output()) is not None,
-            timeout_s=_START_TIMEOUT_S,
-            child=child,
+    def _served(self, announcement: re.Pattern[str]) -> re.Match[str]:
+        return self._wait_for(
+            announcement, timeout_s=_START_TIMEOUT_S, error=BookieUnavailableError
         )
-        served = announcement.search(child.output())
-        if served is None or not child.is_running:
-            problem = "ended" if has_settled else f"does not serve after {_START_TIMEOUT_S:g} s"
-            raise BookieUnavailableError(f"{self.name} {problem}: {child.describe_end()}")
-        return served
 
 
 class Bookie(_Process):
@@ -140,19 +146,13 @@ class Bookie(_Process):
         """The incarnation of its data."""
         return self._incarnation
 
-    def restart(self) -> None:
-        """Restart the bookie on its folder, after stopping it if it runs; wait until it serves."""
-        self.terminate()
-        self._spawn()
-        self._wait_until_serving()
-
     def _spawn(self) -> None:
         command = ["-m", "bookie", "--name", self.name, "--metadata-uri", self._cluster.uri]
         command += ["--data-dir", str(self.folder), "--host", HOST, "--port", str(self._port)]
         self._run([*command, "--watch-parent", *self._cluster._tls_options("bookie")])
 
     def _wait_until_serving(self) -> None:
-        served = self._wait_for(_SERVING)
+        served = self._served(_SERVING)
         self._incarnation, self._address = served[2], served[3]
 
 
@@ -162,22 +162,12 @@ class Proxy(_Process):
     def __init__(self, name: str, *, port: int, options: Sequence[str], cluster: Sandbox) -> None:
         super().__init__(name, options=options, cluster=cluster)
         self._port = port
-        self._location = ""
+        self.location = ""
+        """Location for Flight clients, or the last one: ``grpc://host:port``."""
 
     def __repr__(self) -> str:
         state = f"pid={self.pid}" if self.is_running else "stopped"
-        return f"<Proxy {self.name} {self._location} {state}>"
-
-    @property
-    def location(self) -> str:
-        """Location for Flight clients, or the last one: ``grpc://host:port``."""
-        return self._location
-
-    def restart(self) -> None:
-        """Restart the proxy, after stopping it if it runs; wait until it serves."""
-        self.terminate()
-        self._spawn()
-        self._wait_until_serving()
+        return f"<Proxy {self.name} {self.location} {state}>"
 
     def _spawn(self) -> None:
         command = ["-m", "dlcore.ops.cli", "proxy", "run", "--uri", self._cluster.uri]
@@ -186,7 +176,7 @@ class Proxy(_Process):
         self._run(command if made is None else [*command, *made.proxy_options()])
 
     def _wait_until_serving(self) -> None:
-        self._location = self._wait_for(_PROXY_SERVING)[1]
+        self.location = self._served(_PROXY_SERVING)[1]
 
 
 class AutoRecoveryProcess(_Process):
@@ -198,10 +188,7 @@ class AutoRecoveryProcess(_Process):
     def __repr__(self) -> str:
         return f"<AutoRecoveryProcess {f'pid={self.pid}' if self.is_running else 'stopped'}>"
 
-    def restart(self) -> None:
-        """Restart the process, after stopping it if it runs; it begins its work soon."""
-        if self._child is not None:
-            self._child.terminate()
+    def _spawn(self) -> None:
         command = ["-m", "dlcore.ops.cli", "autorecovery", "run", "--uri", self._cluster.uri]
         command += self._cluster._tls_options("autorecovery")
         self._run([*command, *_AUTORECOVERY_OPTIONS])

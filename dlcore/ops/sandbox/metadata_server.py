@@ -18,7 +18,6 @@ from dlcore.ops.sandbox.process import (
     Startable,
     Warden,
     python_path,
-    wait_until,
 )
 
 
@@ -95,17 +94,10 @@ class EmbeddedMetadataServer(MetadataProcess):
     def _start_and_wait(self) -> None:
         command = ["-m", "dlcore.ops.cli", "metadata", "serve", "--host", HOST]
         command += ["--port", str(self._port), "--data-dir", str(self._data_dir)]
-        child = self._child = ChildProcess(
+        self._child = ChildProcess(
             [sys.executable, *command],
             log_path=self._data_dir / "metadata-server.log",
             warden=self._watching(),
             environment={"PYTHONPATH": python_path()},
         )
-        has_settled = wait_until(
-            lambda: not child.is_running or _SERVING.search(child.output()) is not None,
-            timeout_s=_START_TIMEOUT_S,
-            child=child,
-        )
-        if not has_settled or not child.is_running:
-            problem = "ended" if has_settled else f"does not serve after {_START_TIMEOUT_S:g} s"
-            raise MetadataConnectionError(f"the metadata server {problem}: {child.describe_end()}")
+        self._wait_for(_SERVING, timeout_s=_START_TIMEOUT_S, error=MetadataConnectionError)

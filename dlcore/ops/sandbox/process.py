@@ -19,7 +19,10 @@ from dlcore.base.errors import ConfigurationError
 from dlcore.ops.sandbox import warden
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Mapping, Sequence
+
+    from dlcore.base.errors import DLError
 
 HOST = "127.0.0.1"
 GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
@@ -204,6 +207,22 @@ class Restartable:
         if self._child is None:
             raise ConfigurationError(f"{self.name} is not started")
         return self._child
+
+    def _wait_for(
+        self, announcement: re.Pattern[str], *, timeout_s: float, error: type[DLError]
+    ) -> re.Match[str]:
+        """Wait until the latest process announces that it serves, or raise such an error."""
+        child = self._latest_child
+        has_settled = wait_until(
+            lambda: not child.is_running or announcement.search(child.output()) is not None,
+            timeout_s=timeout_s,
+            child=child,
+        )
+        served = announcement.search(child.output())
+        if served is None or not child.is_running:
+            problem = "ended" if has_settled else f"does not serve after {timeout_s:g} s"
+            raise error(f"{self.name} {problem}: {child.describe_end()}")
+        return served
 
 
 class Startable(ABC):

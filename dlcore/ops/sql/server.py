@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from dlcore.base import errors
+from dlcore.base.access.entrances import Entrance
 from dlcore.base.errors import (
     DLError,
     LogNotFoundError,
@@ -39,6 +40,33 @@ if TYPE_CHECKING:
 _STDERR_BYTES = 64 * 1024
 _KEY = "caller"
 _BEARER = "bearer"
+
+
+def _entrance(name: str, right: str, cost: str) -> Entrance:
+    return Entrance(
+        name=name,
+        resource="the logs of the statement, or the names of logs",
+        right=right,
+        callers="a user whom the proxies know by a token; where they check none, every caller",
+        cost=cost,
+        logged="as the proxies do",
+    )
+
+
+ENTRANCES = (
+    _entrance("GetFlightInfo", "none: it only repeats the statement", "one request"),
+    _entrance(
+        "DoGet",
+        "read on each log of a statement; describe on each that is listed",
+        "one process for a statement, which ends when a proxy has refused its token",
+    ),
+    _entrance(
+        "DoAction",
+        "to prepare: read on each log of the statement; to close: none",
+        "one process for a statement that is prepared, which ends with the answer",
+    ),
+)
+"""All of them; the server has no other method."""
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types

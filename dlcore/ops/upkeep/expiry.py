@@ -6,12 +6,13 @@ They are listed, so that no other log is read.  `retention.py` decides.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from dlcore.base.background import together
-from dlcore.base.errors import CorruptMetadataError, DLError, LogNotFoundError, MetadataVersionError
-from dlcore.base.isolating import report_defect
+from dlcore.base.errors import CorruptMetadataError, LogNotFoundError, MetadataVersionError
+from dlcore.base.isolating import Troubles
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.history import ChunkMissingError
 from dlcore.log.metadata.values import RetainedLog, SegmentEnd
@@ -45,30 +46,23 @@ _SEGMENTS_AT_ONCE = 100
 async def expire_logs(context: LogContext) -> int:
     """Drop too old records of every log with a retention; return how many logs changed.
 
-    A log that fails is tried again by the next call.
+    A log that fails is reported, and tried again by the next call.
+
+    Raises:
+        MetadataError: the metadata store does not answer.
     """
     changed = 0
     limit = asyncio.Semaphore(_LOGS_AT_ONCE)
+    troubles = Troubles()
 
     async def expire(log: LogKey) -> bool:
+        has_changed = False
         async with limit:
-            try:
-                return await expire_log(context, log)
-            except LogNotFoundError:
-                return False  # it was deleted meanwhile
-            except DLError as error:
-                name = type(error).__name__
-                logger.warning(
-                    "retention of log=%s failed: %s: %s; to do: see to the reason if it comes "
-                    "again; records stay longer until then",
-                    log.name,
-                    name,
-                    error,
-                )
-                return False
-            except Exception as error:  # noqa: BLE001  # reported, with its traceback
-                report_defect(f"retention of log {log.name}", error)
-                return False
+            # A log that is not found was deleted meanwhile.
+            isolated = troubles.isolated(f"retention of log {log.name}")
+            with isolated, contextlib.suppress(LogNotFoundError):
+                has_changed = await expire_log(context, log)
+        return has_changed
 
     async for logs in listed_logs(context):
         due = await _due(context, logs)

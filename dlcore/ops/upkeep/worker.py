@@ -190,38 +190,19 @@ class LogUpkeep:
         Raises:
             MetadataError: the store failed.
         """
+        config = self._config
         await run_together(
-            self._serve_requests(),
-            self._sweep_now_and_then(),
+            _now_and_then(self.serve, config.upkeep_interval_s),
+            _now_and_then(self.sweep, config.sweep_interval_s),
             self._tier_now_and_then(),
-            self._scrub_now_and_then(),
-            self._export_now_and_then(),
+            _now_and_then(self.scrub, config.scrub_interval_s),
+            _now_and_then(self.export, min(config.export_every_s, _EXPORT_LOOK_S)),
         )
-
-    async def _serve_requests(self) -> None:
-        while True:
-            await self.serve()
-            await asyncio.sleep(self._config.upkeep_interval_s)
-
-    async def _sweep_now_and_then(self) -> None:
-        while True:
-            await self.sweep()
-            await asyncio.sleep(self._config.sweep_interval_s)
 
     async def _tier_now_and_then(self) -> None:
         while True:
             await self.tier()
             await self.tier_early(self._config.tier_interval_s)
-
-    async def _scrub_now_and_then(self) -> None:
-        while True:
-            await self.scrub()
-            await asyncio.sleep(self._config.scrub_interval_s)
-
-    async def _export_now_and_then(self) -> None:
-        while True:
-            await self.export()
-            await asyncio.sleep(min(self._config.export_every_s, _EXPORT_LOOK_S))
 
     async def export(self) -> bool:
         """Export the metadata if that is due; return whether it was done."""
@@ -336,3 +317,9 @@ class LogUpkeep:
                 await remove_deleted(context, listed_log(LogMetadata, path, node))
                 count += 1
         return count
+
+
+async def _now_and_then(work: Callable[[], Awaitable[object]], pause_s: float) -> None:
+    while True:
+        await work()
+        await asyncio.sleep(pause_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlcore.base.machines import Machine, State, Transitions
+from tests.fixtures.machines_page import diagram
 
 
 class Door(State):
@@ -40,7 +41,7 @@ class Doorman(Machine[Door]):
 
 def test_the_diagram_has_each_transition_with_its_cause() -> None:
     """In the order of the table, from the state in which the machine begins."""
-    assert TRANSITIONS.diagram().splitlines() == [
+    assert diagram(TRANSITIONS).splitlines() == [
         "stateDiagram-v2",
         "  [*] --> OPEN",
         "  OPEN --> SHUT: pushed",

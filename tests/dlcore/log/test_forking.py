@@ -189,7 +189,7 @@ def test_a_small_fork_is_one_look_and_one_transaction() -> None:
     settings = LogSettings(retention_s=5)
     schema = LogSchema(versions=((),))
     bench = Bench(settings=settings, schema=schema)
-    assert bench.machine.transactions == 1
+    assert len(bench.machine._steps) == 1
     look = bench.handle(Signal.BEGIN)
     assert look == Look((OWN.head, PATHS.log("test"), *map(PATHS.staged_ledger, (1, 2, 3, 4))))
     bench = Bench(settings=settings, schema=schema)
@@ -212,7 +212,7 @@ def test_a_large_fork_is_hidden_until_its_last_transaction(
     monkeypatch.setattr(forking, "OPS_MAX", 1)
     monkeypatch.setattr(forking, "CHUNK_EXTENTS_MAX", 1)
     bench = Bench()
-    assert bench.machine.transactions == 5
+    assert len(bench.machine._steps) == 5
     assert bench.store(bench.planned())
     listed = PATHS.deleted_log(LOG.log_id)
     assert decode(LogMetadata, bench.value(listed), source="") == LOG
