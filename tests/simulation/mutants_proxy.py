@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.flight.put import StagingTarget
     from dlcore.log.entries.stamp import Mark
-    from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.reading.entry_rows import StoredRows
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.proxy.reading.following import FollowedLog
     from dlcore.proxy.writing.owned_log import Accepted

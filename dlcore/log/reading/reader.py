@@ -22,7 +22,7 @@ from dlcore.log.entries.body import (
     with_txid,
 )
 from dlcore.log.entries.encryption import EntryDecryptor
-from dlcore.log.reading.rows import EntryRows, TypedEntryRows
+from dlcore.log.reading.entry_rows import EntryRows, TypedEntryRows
 from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
 
 if TYPE_CHECKING:

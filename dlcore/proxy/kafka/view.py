@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.ids import DLSN
-    from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.reading.entry_rows import StoredRows
 
 _HEADERS_BYTES = 40
 """About so much the headers `dlsn` and `txid` of a record take."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan
-    from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.reading.entry_rows import StoredRows
 
 _W = TypeVar("_W")
 

@@ -32,7 +32,7 @@ from dlcore.proxy.reading.kept import KeptMessages
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dlcore.log.reading.rows import EntryRows, StoredRows
+    from dlcore.log.reading.entry_rows import EntryRows, StoredRows
     from dlcore.proxy.reading.rows import View
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.flight.sending import Ends, Integers
-    from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.reading.entry_rows import StoredRows
     from dlcore.wire.frames import BytesLike
 
 PART_BYTES = 1792 * 1024

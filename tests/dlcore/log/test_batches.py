@@ -38,7 +38,8 @@ from dlcore.log.entries.body import (
     decode_entry_header,
     encode_entry,
 )
-from dlcore.log.reading.rows import EntryRows, take_records
+from dlcore.log.reading.entry_rows import EntryRows
+from dlcore.log.reading.rows import take_records
 from tests.fixtures.lengths import for_each
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all
 

@@ -30,7 +30,7 @@ from dlcore.base.errors import (
     SchemaMismatchError,
 )
 from dlcore.base.records import LogRecord
-from dlcore.log.reading.rows import EntryRows
+from dlcore.log.reading.entry_rows import EntryRows
 from dlcore.sync.merged import MergedReader
 from dlcore.sync.portal import Portal
 from dlcore.sync.reader import LogReader

@@ -13,8 +13,8 @@ from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace, NotLessThan, RecordField
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.body import batch_of
+from dlcore.log.reading.entry_rows import StoredRows
 from dlcore.log.reading.opening import ReaderOpener
-from dlcore.log.reading.rows import StoredRows
 from dlcore.proxy.reading.awaited import Awaited, first_not_less
 from dlcore.proxy.reading.delivery import Deliveries
 from tests.dlcore.proxy.test_runs import values

@@ -17,7 +17,7 @@ from dlcore.proxy.reading.rows import RowView
 from tests.dlcore.proxy.test_runs import entry, values
 
 if TYPE_CHECKING:
-    from dlcore.log.reading.rows import EntryRows
+    from dlcore.log.reading.entry_rows import EntryRows
 
 VIEW = RowView("a", None, ["dlsn", "value"])
 

@@ -21,7 +21,7 @@ from tests.fixtures.lateness import run_in_own_time
 
 if TYPE_CHECKING:
     from dlcore.base.errors import DLError
-    from dlcore.log.reading.rows import EntryRows
+    from dlcore.log.reading.entry_rows import EntryRows
 
 VIEW = RowView("a", None, ["dlsn", "value"])
 BEGIN = DLSN(1, 0, 0)

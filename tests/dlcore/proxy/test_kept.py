@@ -22,7 +22,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     import pytest
 
-    from dlcore.log.reading.rows import EntryRows
+    from dlcore.log.reading.entry_rows import EntryRows
 
 SERIES = Series("id", "a", b"", 0)
 MESSAGE = b"m" * 1000

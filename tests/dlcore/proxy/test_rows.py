@@ -14,7 +14,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import batch_of
-from dlcore.log.reading.rows import StoredRows
+from dlcore.log.reading.entry_rows import StoredRows
 from dlcore.proxy.reading.rows import RowView
 from tests.dlcore.flight.test_sending import arrow_message
 

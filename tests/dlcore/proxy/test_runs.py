@@ -11,7 +11,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import batch_of
-from dlcore.log.reading.rows import EntryRows
+from dlcore.log.reading.entry_rows import EntryRows
 from dlcore.proxy.reading.ring import CUT_FACTOR, RUN_BYTES, Fetched, fetched
 from dlcore.proxy.reading.rows import RowView, row_bytes_of
 from tests.dlcore.flight.test_sending import arrow_message

@@ -11,7 +11,7 @@ from dlcore.base.errors import LedgerReadError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import PlainRecords
-from dlcore.log.reading.rows import EntryRows
+from dlcore.log.reading.entry_rows import EntryRows
 from dlcore.sync.portal import Portal
 from dlcore.sync.reader import LogReader
 from dlcore.sync.staging import StagingWriter

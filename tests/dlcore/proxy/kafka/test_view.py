@@ -12,7 +12,7 @@ from kio.records.readers import read_batch
 from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import batch_of
-from dlcore.log.reading.rows import EntryRows, StoredRows
+from dlcore.log.reading.entry_rows import EntryRows, StoredRows
 from dlcore.proxy.kafka.records import HEADERS
 from dlcore.proxy.kafka.view import BATCH_BYTES, RecordView, is_keyed
 from dlcore.proxy.reading.ring import fetched
