@@ -49,7 +49,7 @@ def modules_after(statement: str) -> list[str]:
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 110),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 254),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 256),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 218),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 230),
         (
@@ -57,7 +57,7 @@ def modules_after(statement: str) -> list[str]:
             ("bookie", "dlcore.backends.direct.namespace", "kazoo", *FRAMES, *ARRAYS),
             232,
         ),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 360),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 362),
         (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 480),
         (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 323),
     ],
