@@ -83,6 +83,11 @@ def test_it_finds_what_it_would_find(
     assert forked["parent"] == os.getpid()
 
 
+def test_jobs_that_spark_starts_are_not_forked(spark_python: Path) -> None:
+    """They are programs of a test's own, which may fork or ask where they are."""
+    assert not loaded(str(spark_python))
+
+
 def test_it_has_the_folder_and_environment_of_the_moment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -26,10 +26,13 @@ class Installed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of its processes: not even the working folder comes before it."""
+        """The variables of its processes: not even the working folder comes before it.
+
+        Those of this release are forked as in other tests, which PYTHONSAFEPATH would prevent.
+        """
         return {
             "PYTHONPATH": str(self.folder),
-            "PYTHONSAFEPATH": "1",
+            **({} if self.folder == REPOSITORY else {"PYTHONSAFEPATH": "1"}),
             "PYTHONUNBUFFERED": "1",
             "PYSPARK_PYTHON": sys.executable,
         }
