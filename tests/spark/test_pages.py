@@ -85,7 +85,7 @@ NOT_RUN = {
     "docs/flight-sql.md, text: jdbc:arrow-flight-sql://": "tests/integration/test_flight_sql.py "
     "does, with make prove",
     'docs/http.md, json: {"dlsn":"1:0:0","txid":1': "is an answer",
-    "docs/kafka-protocol.md, bash: pip install 'distributed": INSTALLS,
+    "docs/kafka-protocol.md, bash: .venv/bin/dlog proxy run": KAFKA,
     "docs/kafka-protocol.md, python: from confluent_kafka imp": KAFKA,
     "docs/kafka-protocol.md, python: spark.readStream.format(": KAFKA,
     "docs/kafka-protocol.md, python: rows = spark.readStream.": "as tests/integration/"
@@ -228,7 +228,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/diagnosing.md", 1),
     ("docs/forks.md", 3),
     ("docs/http.md", 1),
-    ("docs/kafka-protocol.md", 1),
+    ("docs/kafka-protocol.md", 2),
     ("docs/learn/operator.md", 7),
     ("docs/learn/python.md", 8),
     ("docs/learn/spark.md", 7),
