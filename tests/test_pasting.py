@@ -1,4 +1,4 @@
-"""Blocks of the first pages can be pasted at Python's prompt, as these pages say."""
+"""Blocks can be pasted: those of the first pages at Python's prompt, those of all in a shell."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codeop
 
 import pytest
 
+from tests.fixtures.pages import PAGES as ALL_PAGES
 from tests.fixtures.pages import blocks_of
 
 PAGES = ("README.md", "docs/learn/python.md", "docs/learn/spark.md")
@@ -38,3 +39,11 @@ def test_an_indented_part_needs_an_empty_line_after_it() -> None:
     paste("if True:\n    x = 1\n\ny = 2\n")
     with pytest.raises(SyntaxError):
         paste("if True:\n    x = 1\ny = 2\n")
+
+
+def test_a_wait_of_a_shell_ends_with_the_process_that_it_waits_for() -> None:
+    """A server that cannot start would leave the reader's shell waiting for ever."""
+    shells = [each for page in ALL_PAGES for each in blocks_of(page) if each.language == "bash"]
+    waits = [line for each in shells for line in each.text.splitlines() if "; do sleep" in line]
+    assert waits
+    assert not [line for line in waits if "|| ! kill -0 $!; do" not in line]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
@@ -32,6 +34,8 @@ from dlcore.ops.sql import engine
 from dlcore.ops.sql.engine import Query
 from dlcore.sync import DistributedLogManager, open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.forked_commands import environment_at
+from tests.fixtures.pages import PROXY, blocks_of
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
 from tests.fixtures.tokens import AUDIENCE, ISSUER, Issuer
 from tests.fixtures.waiting import wait_until
@@ -369,6 +373,61 @@ def test_adbc_reads_logs_with_the_rights_of_its_token(
                     fetched(connection, f'SELECT * FROM "{trips}"')
     finally:
         namespace.change_access_rules(remove=[rule, f"allow user:reader append log {secret}"])
+
+
+def test_the_page_works_as_it_stands(sandbox: Sandbox, dlog_program: Path, tmp_path: Path) -> None:
+    """Its blocks make a log with columns, serve it, and ask it."""
+    environment_at(tmp_path, dlog_program)
+    make, serve, ask, _jdbc = blocks_of("docs/flight-sql.md")
+    assert serve.text == f".venv/bin/dlog sql --endpoint grpc://{PROXY}    # until Ctrl-C\n"
+    wait_for_no_proxy(sandbox.uri)
+    with proxy_process(sandbox.uri) as proxy:
+        made = make.at(zookeeper="", proxy=urlsplit(proxy.location).netloc)
+        for _ in range(2):
+            subprocess.run(["bash", "-euc", made.text], cwd=tmp_path, check=True)
+        with sql_process(f"--endpoint={proxy.location}") as location:
+            asked = ask.text.replace("grpc+tcp://127.0.0.1:4185", location)
+            done = subprocess.run(
+                [sys.executable, "-c", asked], check=True, capture_output=True, text=True
+            )
+    found = re.findall(r"(\w+) +([\d.]+)$", done.stdout, re.MULTILINE)
+    assert sorted(found) == [("Paris", "12.5"), ("Rome", "8.0")]
+
+
+def refusal(*options: str) -> str:
+    """Return how `dlog sql` refuses to start."""
+    command = [sys.executable, "-m", "dlcore.ops.cli", "--endpoint=grpc://127.0.0.1:1", "sql"]
+    done = subprocess.run(
+        [*command, *options],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_END_S,
+    )
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_a_taken_port_is_named() -> None:
+    """Arrow's server says nothing but that it did not start."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"error: cannot listen on address='{address}': " in refusal(f"--address={address}")
+
+
+def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+    """And one that is missing."""
+    wrong, missing = tmp_path / "wrong.pem", tmp_path / "missing.pem"
+    wrong.write_text("no certificate")
+    for cert in (wrong, missing):
+        found = refusal(
+            "--address=127.0.0.1:0", f"--serve-tls-cert={cert}", f"--serve-tls-key={wrong}"
+        )
+        assert (
+            f"error: --serve-tls-cert='{cert}' --serve-tls-key='{wrong}': expected readable"
+            in found
+        )
 
 
 def test_a_prepared_statement(sandbox: Sandbox, trips: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import sys
 import threading
 from pathlib import Path
@@ -64,6 +65,8 @@ def sql_command(
     """
     from importlib.metadata import version  # loads much
 
+    import pyarrow as pa
+
     from dlcore.base.listening.listener import listening_error
     from dlcore.ops.sql.server import SqlServer
 
@@ -88,7 +91,7 @@ def sql_command(
             query_s=query_s,
             version=version("distributed-dlog"),
         )
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:  # the latter for a port that is taken
         raise listening_error(f"address={address!r}", error) from error
     location = f"{scheme}://{address_of(host, server.port)}"
     show_done(f"SQL serving on {location}", {"location": location})
@@ -103,6 +106,11 @@ def _own(host: str, cert: str, key: str) -> tuple[bytes, bytes] | None:
         require_loopback(host)
         return None
     try:
+        # Arrow's server would refuse wrong ones without a reason.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
         return Path(cert).read_bytes(), Path(key).read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{error.filename!r}: {error.strerror}") from error
+    except OSError as error:  # SSLError is an OSError
+        raise ConfigurationError(
+            f"--serve-tls-cert={cert!r} --serve-tls-key={key!r}: expected readable PEM files of a "
+            f"certificate and its key, without a passphrase: {error}"
+        ) from error

@@ -258,6 +258,13 @@ class Startable(ABC):
         """Stop all processes; do nothing if none runs."""
 
 
+def taken_port(host: str, port: int) -> ConfigurationError:
+    """Return the error of a port that another process has."""
+    return ConfigurationError(
+        f"port {port} of {host} is taken: expected a free one; another sandbox may run"
+    )
+
+
 class PortReservation:
     """Holds a port of the loopback interface without listening, until a child uses it.
 
@@ -275,7 +282,7 @@ class PortReservation:
             self._socket.close()
             if error.errno != errno.EADDRINUSE:
                 raise ConfigurationError(f"port {port} of {HOST}: {error.strerror}") from error
-            raise ConfigurationError(f"port {port} of {HOST} is taken") from error
+            raise taken_port(HOST, port) from error
         except OverflowError as error:
             self._socket.close()
             raise ConfigurationError(f"port {port}: expected 0 … 65535") from error

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
 from dlcore.base.whole_files import naming
 from dlcore.ops.sandbox.metadata_server import MetadataProcess
-from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
+from dlcore.ops.sandbox.process import (
+    HOST,
+    ChildProcess,
+    PortReservation,
+    Warden,
+    taken_port,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,7 +140,7 @@ class EmbeddedZooKeeper(MetadataProcess):
             finally:
                 reservation.release()
             if not is_free_choice or attempt == _PORT_ATTEMPTS_MAX:
-                raise ConfigurationError(f"port {reservation.port} of {self._host} is taken")
+                raise taken_port(self._host, reservation.port)
 
     def _start_and_wait(self, command: list[str], port: int) -> bool:
         """Start the server; return False if its port is in use."""

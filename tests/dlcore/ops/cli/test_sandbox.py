@@ -125,7 +125,10 @@ def test_a_folder_or_port_that_is_taken_is_refused(tmp_path: Path) -> None:
         for options, name in (
             (["--data-dir", str(folder)], str(folder)),
             (["--base-port", port], port),
-            (["--base-port", str(base)], f"port {base + 4} of 127.0.0.1 is taken"),
+            (
+                ["--base-port", str(base)],
+                f"port {base + 4} of 127.0.0.1 is taken: expected a free one",
+            ),
         ):
             refused = subprocess.run(
                 [
