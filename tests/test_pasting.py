@@ -6,8 +6,7 @@ import codeop
 
 import pytest
 
-from tests.fixtures.pages import PAGES as ALL_PAGES
-from tests.fixtures.pages import blocks_of
+from tests.fixtures.pages import PAGES as ALL_PAGES, blocks_of
 
 PAGES = ("README.md", "docs/learn/python.md", "docs/learn/spark.md")
 
