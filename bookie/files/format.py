@@ -137,7 +137,7 @@ def file_name(number: int) -> str:
 def file_number(name: str) -> int | None:
     """Return the number of an entry log file, None for any other name."""
     stem = name.removesuffix(FILE_SUFFIX)
-    if stem == name or not stem.isdigit() or file_name(int(stem)) != name:
+    if stem == name or not stem.isdecimal() or file_name(int(stem)) != name:
         return None
     return int(stem)
 

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 _NEWEST_FILE = "newest"
 """Name of the file with the number of the newest file that may hold acknowledged data, as decimal
 text."""
+_DIGITS_MAX = 20
 _HEADER_BYTES = 4096
 """Bytes that are read first: most headers are shorter."""
 _WINDOW_BYTES = 4 * 1024 * 1024
@@ -248,7 +249,8 @@ async def _read_newest(disk: Disk) -> int:
     text = await disk.read_file(_NEWEST_FILE)
     if text is None:
         return 0
-    if not text.isdigit():
+    # Python refuses to convert a text of thousands of digits.
+    if not text.isdigit() or len(text) > _DIGITS_MAX:
         raise BookieStorageError(f"{_NEWEST_FILE}: {text[:20]!r}, expected the number of a file")
     return int(text)
 

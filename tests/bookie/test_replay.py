@@ -332,7 +332,7 @@ def test_an_empty_or_foreign_file_is_refused(tmp_path: Path) -> None:
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     """Goal: the cookie, notes of an administrator, names that only look like ours."""
-    for name in ("cookie", "1.log", "0000000001.log.bak", "notes.txt"):
+    for name in ("cookie", "1.log", "²²²²²²²²²².log", "0000000001.log.bak", "notes.txt"):
         (tmp_path / name).write_bytes(b"mine")
     with_storage(tmp_path, lambda storage: add_one_by_one(storage, range(2)))
     assert (tmp_path / "1.log").read_bytes() == b"mine"
@@ -356,6 +356,8 @@ def test_a_damaged_note_of_the_newest_file_is_refused(one_file: Path) -> None:
     """Goal: what cannot be read is not taken for "none"."""
     (one_file / "newest").write_bytes(b"1?")
     expect_refusal(one_file, "newest", "1?")
+    (one_file / "newest").write_bytes(b"1" * 5000)
+    expect_refusal(one_file, "newest", "1111")
 
 
 def test_a_directory_without_the_note_gets_it(one_file: Path) -> None:
