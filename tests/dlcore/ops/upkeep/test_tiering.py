@@ -136,6 +136,7 @@ def test_another_name_after_a_failure_and_then_no_more(event: Event) -> None:
     """Whether it was stored is not known; after some attempts the log waits for the next round."""
     run = Run()
     run.writing()
+    assert ATTEMPTS_MAX < 10
     for attempt in range(2, ATTEMPTS_MAX + 1):
         if isinstance(event, ReadBack):
             run.handle(Written(FIRST, 1000))
