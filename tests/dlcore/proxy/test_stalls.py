@@ -63,7 +63,12 @@ def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         for stream in streams:
             await stream.send(bytes(1500))
         ends = [asyncio.create_task(stream.last_reply()) for stream in streams]
-        await until(lambda: sum(task.done() for task in ends) == 4)
+        try:
+            async with asyncio.timeout(20):
+                await until(lambda: sum(task.done() for task in ends) == 4)
+        except TimeoutError:
+            still.goes_on.set()  # the proxy waits for it when it ends
+            raise
         lively = await client.opened("lively")
         for _ in range(10):
             await lively.send(bytes(1500))
