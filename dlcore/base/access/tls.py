@@ -113,14 +113,24 @@ class TlsFiles(ShownFields):
         if asks_clients:
             context.verify_mode = ssl.CERT_REQUIRED
         if self.cert:
-            try:
-                context.load_cert_chain(self.cert, self.key, password="")
-            except OSError as error:
-                raise ConfigurationError(
-                    f"TLS cert={self.cert!r} key={self.key!r}: expected readable PEM files of a "
-                    f"certificate and its key, without a passphrase: {error}"
-                ) from error
+            named = f"TLS cert={self.cert!r} key={self.key!r}"
+            load_own(context, cert=self.cert, key=self.key, named=named)
         return context
+
+
+def load_own(context: ssl.SSLContext, *, cert: str, key: str, named: str) -> None:
+    """Give a context the certificate of this process and its key; `named` is how errors begin.
+
+    Raises:
+        ConfigurationError: a file cannot be read, has wrong content, or needs a passphrase.
+    """
+    try:
+        context.load_cert_chain(cert, key, password="")
+    except OSError as error:  # SSLError is an OSError
+        raise ConfigurationError(
+            f"{named}: expected readable PEM files of a certificate and its key, without a "
+            f"passphrase: {error}"
+        ) from error
 
 
 def context_for(purpose: ssl.Purpose, *, ca: str | None = None) -> ssl.SSLContext:

@@ -6,10 +6,10 @@ import signal
 import ssl
 import sys
 import threading
-from pathlib import Path
 
 import click
 
+from dlcore.base.access.tls import TlsFiles, load_own
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.http_options import address_of
 from dlcore.ops.cli.console import host_and_port, require_loopback
@@ -105,12 +105,8 @@ def _own(host: str, cert: str, key: str) -> tuple[bytes, bytes] | None:
     if not cert:
         require_loopback(host)
         return None
-    try:
-        # Arrow's server would refuse wrong ones without a reason.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
-        return Path(cert).read_bytes(), Path(key).read_bytes()
-    except OSError as error:  # SSLError is an OSError
-        raise ConfigurationError(
-            f"--serve-tls-cert={cert!r} --serve-tls-key={key!r}: expected readable PEM files of a "
-            f"certificate and its key, without a passphrase: {error}"
-        ) from error
+    # Arrow's server would refuse wrong ones without a reason.
+    named = f"--serve-tls-cert={cert!r} --serve-tls-key={key!r}"
+    load_own(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert=cert, key=key, named=named)
+    content = TlsFiles(ca=cert, cert=cert, key=key).content()  # it asks for no certificates
+    return content.cert, content.key
